@@ -94,7 +94,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	}
 	for _, ip := range res.IPs {
 		if !slices.Contains(cni.Addresses(req.PrevResult.IPs), ip.Address) {
-			return cni.Errorf(cni.CodeDrift, "prevResult: the leased address %s is missing", ip.Address)
+			return cni.Drift("prevResult: the leased address %s is missing", ip.Address)
 		}
 	}
 	return nil

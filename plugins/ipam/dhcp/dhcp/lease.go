@@ -27,7 +27,7 @@ type lease struct {
 
 // newLease returns the lease in a DHCPACK or DHCPOFFER. It refuses a message that lacks what an address needs.
 func newLease(ack *dhcpv4.DHCPv4, now time.Duration) (*lease, error) {
-	addr := addr4(ack.YourIPAddr)
+	addr := addrOf(ack.YourIPAddr)
 	bits, _ := ack.SubnetMask().Size()            // 0 for a mask with a hole
 	lifetime := ack.IPAddressLeaseTime(time.Hour) // default of the reference plugin
 	switch {
@@ -37,7 +37,7 @@ func newLease(ack *dhcpv4.DHCPv4, now time.Duration) (*lease, error) {
 		return nil, errors.New("DHCP option Subnet Mask not found in DHCPACK")
 	case bits < 1:
 		return nil, fmt.Errorf("%s is not a subnet mask", net.IP(ack.SubnetMask()))
-	case !isHostAddr(addr4(ack.ServerIdentifier())):
+	case !isHostAddr(addrOf(ack.ServerIdentifier())):
 		return nil, errors.New("the server sent no server identifier")
 	case lifetime <= 0:
 		return nil, errors.New("the lease time is 0")
@@ -89,7 +89,7 @@ func (l *lease) source() string {
 // server returns the server's address and the next hop to it: the server itself if it is on the link, otherwise the
 // gateway of the lease's most specific route to it. nextHop is the zero Addr if there is no such route.
 func (l *lease) server() (server, nextHop netip.Addr) {
-	server = addr4(l.ack.ServerIdentifier())
+	server = addrOf(l.ack.ServerIdentifier())
 	if l.prefix().Contains(server) {
 		return server, server
 	}
@@ -112,8 +112,8 @@ func (l *lease) result(o options) *cni.Result {
 	}
 	ip := cni.IP{Address: l.prefix()}
 	for _, router := range l.ack.Router() {
-		if isHostAddr(addr4(router)) && !ip.Gateway.IsValid() {
-			ip.Gateway = addr4(router)
+		if isHostAddr(addrOf(router)) && !ip.Gateway.IsValid() {
+			ip.Gateway = addrOf(router)
 		}
 	}
 	res := &cni.Result{IPs: []cni.IP{ip}, Routes: routesOf(l.ack, ip.Gateway)}
@@ -130,7 +130,7 @@ func (l *lease) result(o options) *cni.Result {
 // returns the routes of option 33 and the default route.
 func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 	for _, r := range ack.ClasslessStaticRoute() {
-		route := cni.Route{Dst: prefix(*r.Dest).Masked(), GW: addr4(r.Router)}
+		route := cni.Route{Dst: prefix(*r.Dest).Masked(), GW: addrOf(r.Router)}
 		if route.GW.IsUnspecified() {
 			route.GW, route.Scope = netip.Addr{}, new(unix.RT_SCOPE_LINK)
 		}
@@ -141,9 +141,9 @@ func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 	}
 	for pair := ack.Options[dhcpv4.OptionStaticRoutingTable.Code()]; len(pair) >= 8; pair = pair[8:] {
 		dst := net.IP(pair[:4])
-		if isHostAddr(addr4(dst)) { // option 33 cannot contain a default route (RFC 2132, section 5.8)
+		if isHostAddr(addrOf(dst)) { // option 33 cannot contain a default route (RFC 2132, section 5.8)
 			subnet := prefix(net.IPNet{IP: dst, Mask: dst.DefaultMask()}).Masked()
-			routes = append(routes, cni.Route{Dst: subnet, GW: addr4(pair[4:8])})
+			routes = append(routes, cni.Route{Dst: subnet, GW: addrOf(pair[4:8])})
 		}
 	}
 	if gateway.IsValid() {
@@ -156,7 +156,7 @@ func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 // the container's resolv.conf, where other text could add arbitrary lines.
 func dnsOf(ack *dhcpv4.DHCPv4) (dns cni.DNS) {
 	for _, ip := range ack.DNS() {
-		dns.Nameservers = append(dns.Nameservers, addr4(ip).String())
+		dns.Nameservers = append(dns.Nameservers, addrOf(ip).String())
 	}
 	if domain := strings.TrimRight(ack.DomainName(), ".\x00"); isDomain(domain) {
 		dns.Domain = domain

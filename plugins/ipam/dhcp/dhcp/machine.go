@@ -239,13 +239,13 @@ func (p *progress) backOff(now time.Duration) {
 
 // isExpected reports whether p comes from a server to which the current REQUEST was sent.
 func (m *machine) isExpected(p *dhcpv4.DHCPv4) bool {
-	server := addr4(p.ServerIdentifier())
+	server := addrOf(p.ServerIdentifier())
 	switch m.state {
 	case requesting:
-		return server == addr4(m.offer.ServerIdentifier()) &&
+		return server == addrOf(m.offer.ServerIdentifier()) &&
 			(p.MessageType() != dhcpv4.MessageTypeAck || p.YourIPAddr.Equal(m.offer.YourIPAddr))
 	case renewing:
-		return server == addr4(m.lease.ack.ServerIdentifier())
+		return server == addrOf(m.lease.ack.ServerIdentifier())
 	case rebinding, rebooting:
 		return true
 	}

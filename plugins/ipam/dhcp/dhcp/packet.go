@@ -35,13 +35,7 @@ var portFilter = []bpf.Instruction{
 	bpf.RetConstant{Val: 0},
 }
 
-// addr4 converts an IPv4 address. It returns the zero Addr for anything else.
-func addr4(ip net.IP) netip.Addr {
-	addr, _ := netip.AddrFromSlice(ip.To4())
-	return addr
-}
-
-// addrOf converts an address of either family. It returns the zero Addr for an invalid one.
+// addrOf converts an address. It returns the zero Addr for an invalid one.
 func addrOf(ip net.IP) netip.Addr {
 	addr, _ := netip.AddrFromSlice(ip)
 	return addr.Unmap()

@@ -378,14 +378,14 @@ func (d *daemon) check(a cni.Attachment, call rpcCall) (*cni.Result, error) {
 		}
 		c := d.client(a, o.isV6())
 		if c == nil || !c.isReady() {
-			return nil, cni.Errorf(cni.CodeDrift, "%s has no %s", a, name)
+			return nil, cni.Drift("%s has no %s", a, name)
 		}
 		l := c.applied.Load()
 		if l == nil || sysctl.Uptime() >= l.expiry {
-			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s has expired or was refused by the server", name, a)
+			return nil, cni.Drift("the %s of %s has expired or was refused by the server", name, a)
 		}
 		if !hasInode(c.daemon.hostPrefix+call.Netns, c.record.Netns) {
-			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s is in another namespace than %q", name, a, call.Netns)
+			return nil, cni.Drift("the %s of %s is in another namespace than %q", name, a, call.Netns)
 		}
 		mergeResult(res, l.result(c.record.Client.options))
 	}
