@@ -112,7 +112,8 @@ func short(s string) string {
 }
 
 // call calls the plugin for an attachment, or without one if a is nil. Its prevResult is the attachment's result, or
-// for ADD that of the preceding plugin. A call derives its configuration as a runtime does, before the changes apply.
+// for ADD the result of the preceding plugin. A call derives its configuration as a runtime does, before the changes
+// apply.
 func (w *world) call(command string, a *attachment, changes ...change) answer {
 	if a == nil {
 		a = &attachment{plugin: w.Subject.Plugins[0]}

@@ -17,7 +17,7 @@ import (
 // rule, nftables, iptables, qdisc, file or process. It omits values that change by themselves.
 type snapshot []string
 
-// diff returns the lines that only one of the snapshots has, those of s as missing and those of now as left.
+// diff returns the lines that only one of the snapshots has: lines of s as missing, lines of now as left.
 func (s snapshot) diff(now snapshot) (lines []string) {
 	left := slices.Clone(now)
 	for _, line := range s {

@@ -189,8 +189,8 @@ func (w *world) probe() info {
 	return w.Info
 }
 
-// tryKind attaches two containers as a plugin of this kind needs it, and completes w.Info. It returns the reason why ADD
-// does not work, or "".
+// tryKind attaches two containers as a plugin of this kind needs it, and completes w.Info. It returns the reason why
+// ADD does not work, or "".
 func (w *world) tryKind(kind Kinds) (problem string) {
 	w.Info.Kind = kind
 	a := w.newContainer()

@@ -60,7 +60,7 @@ func (w wirePlace) place() place {
 var hostDirs = []string{"/var/lib/kubelet", "/var/lib/k0s", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/agent",
 	"/var/snap/microk8s/current/credentials"}
 
-// hostTrees are directories below which no container can write. In those of k3s, RKE2 and microk8s are the files that
+// hostTrees are directories below which no container can write. k3s, RKE2 and microk8s have the files in them that
 // other distributions have in /etc/cni.
 var hostTrees = []string{"/etc/", "/var/lib/rancher/k3s/agent/etc/", "/var/lib/rancher/rke2/agent/etc/",
 	"/var/snap/microk8s/current/args/"}

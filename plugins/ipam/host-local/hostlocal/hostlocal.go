@@ -46,7 +46,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	return releaseAll(ctx, dataDir, req.Network, ownerText(req.ContainerID, req.IfName), req.ContainerID)
 }
 
-// check verifies that the attachment holds addresses, which match those of prevResult in the ranges.
+// check verifies that the attachment holds addresses, and that they are the addresses of prevResult in the ranges.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, 0)
 	if err != nil {

@@ -77,8 +77,8 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) (cf
 	return cfg
 }
 
-// sources returns the addresses of runtimeConfig.ips or, if it is empty, those of args.cni.ips or, if that is also
-// empty, those of ipam.addresses and of IP in CNI_ARGS.
+// sources returns the addresses of runtimeConfig.ips. If it is empty, it returns the addresses of args.cni.ips or, if
+// both are empty, the addresses of ipam.addresses and of IP in CNI_ARGS.
 func (wire *wireConfig) sources(args string) (list []source, err error) {
 	var problems cni.Problems
 	var configured []source
@@ -152,9 +152,9 @@ func (w wireAddress) parse(key string) (source, error) {
 	return s, problems.Err()
 }
 
-// parse parses an address that the runtime lists. configured are those of ipam.addresses. An address without a length
-// gets the length of the smallest of their subnets that contains it. Every address gets the gateway of the configured
-// address in the same subnet.
+// parse parses an address that the runtime lists. configured has the addresses of ipam.addresses. An address without a
+// length gets the length of the smallest configured subnet that contains it. Every address gets the gateway of the
+// configured address in the same subnet.
 func (s source) parse(text string, configured []source) (source, error) {
 	prefix, err := cni.ParsePrefix(s.key, text)
 	if addr, noAddr := cni.ParseAddr(s.key, text); noAddr == nil {

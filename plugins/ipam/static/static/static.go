@@ -9,8 +9,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// add returns the configured addresses. It refuses a configuration without addresses; STATUS does not, because it
-// does not get those of the runtime.
+// add returns the configured addresses. It refuses a configuration without addresses. STATUS accepts it, because the
+// runtime may add addresses.
 func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if len(cfg.ips) == 0 {
 		return nil, cni.Refuse("ipam.addresses", nil,

@@ -341,8 +341,8 @@ func (c *call) removeLimits(end rtnl.Link) error {
 }
 
 // ownEnd returns end, which redirects to an IFB, if the IFB is this attachment's, and otherwise the zero Link. isOwn is
-// the result of ownsIFB. If it is false, the name of the IFB is that of the container, but the IFB may belong to
-// another interface of the container. In that case, the following decides:
+// the result of ownsIFB. If it is false, the IFB has a name of this attachment, but may belong to another interface of
+// the container. In that case, the following decides:
 //
 //   - No namespace and no prevResult: the IFB is treated as the attachment's.
 //   - No namespace, but a prevResult: the IFB is the attachment's if prevResult names end.

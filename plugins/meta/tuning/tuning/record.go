@@ -108,7 +108,8 @@ func (r record) attributes(ifName string, index int) (originals []value) {
 	return originals
 }
 
-// without returns the change of an attachment and the record without it. own lacks values that others changed too.
+// without returns the change of an attachment and the record without it. own lacks values that other attachments have
+// also changed.
 func (r record) without(a cni.Attachment) (own change, rest record) {
 	for _, c := range r.Changes {
 		if c.Attachment == a {
