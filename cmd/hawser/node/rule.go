@@ -257,7 +257,9 @@ func (r *ruleReader) value(key []byte) (v value, isKnown bool) {
 	case (r.field == family || r.field == protocol) && len(key) == 1:
 		v.number, v.mask = uint32(key[0]), 0xff
 	case (r.field == inLink || r.field == outLink) && !r.isIndex:
-		v.link = linkPattern(key)
+		if v.link = nlattr.Text(key); !bytes.HasSuffix(key, []byte{0}) { // a prefix has no terminating zero
+			v.link += "*"
+		}
 	case len(key) == 4:
 		v.number, v.mask = binary.NativeEndian.Uint32(key), ^uint32(0)
 		if len(r.mask) == 4 {
@@ -270,15 +272,6 @@ func (r *ruleReader) value(key []byte) (v value, isKnown bool) {
 		return v, false
 	}
 	return v, true
-}
-
-// linkPattern returns the interface name in a rule or a set. It adds "*" to a name without a terminating zero, which is
-// a prefix.
-func linkPattern(value []byte) string {
-	if bytes.HasSuffix(value, []byte{0}) {
-		return nlattr.Text(value)
-	}
-	return string(value) + "*"
 }
 
 // networkOf returns the addresses that are equal to key in the bits of the mask. isKnown is false if they are not a

@@ -1,6 +1,7 @@
 package clusterlocal
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -99,8 +100,9 @@ func (s *session) createRecord(ctx context.Context, r record) (err error) {
 		return err
 	}
 	if ok {
+		held := cmp.Or(ranges.Join(leaseAddrs(existing.names()), ", "), "no address yet")
 		return cni.Errorf(cni.CodeExists, "%s has been allocated to %s, duplicate allocation is not allowed; "+
-			"DEL releases it", addressesText(existing.names()), r.Attachment)
+			"DEL releases it", held, r.Attachment)
 	}
 	return dir.Put(ctx, r)
 }
@@ -214,13 +216,6 @@ func (p place) setMark(ctx context.Context, file, boot string) error {
 		err = errors.Join(dir.Replace(file, []byte(boot), 0o600), dir.Close())
 	}
 	return errors.Join(err, lock.Close())
-}
-
-func addressesText(names []string) string {
-	if len(names) == 0 {
-		return "no address yet"
-	}
-	return ranges.Join(leaseAddrs(names), ", ")
 }
 
 func leaseAddrs(names []string) (all []netip.Addr) {

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -65,13 +64,6 @@ func readNote(d *statefile.Dir, name string) []byte {
 		return nil
 	}
 	return note[:n]
-}
-
-// changeTime returns the time of the last change of a file or its attributes.
-func changeTime(d *statefile.Dir, name string) (time.Time, error) {
-	var st unix.Stat_t
-	err := unix.Fstatat(d.FD(), name, &st, unix.AT_SYMLINK_NOFOLLOW)
-	return time.Unix(st.Ctim.Unix()), fileError(d, "stat", name, err)
 }
 
 // isLocal reports whether the file system of the directory is known to be on a disk or in memory of this machine, so

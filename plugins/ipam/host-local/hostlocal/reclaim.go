@@ -297,8 +297,9 @@ func (r *reclaimer) isOfEarlierBoot(l *lease) bool {
 
 // readChanged sets l.changed. It returns false if the file no longer exists.
 func (r *reclaimer) readChanged(l *lease) bool {
-	var err error
-	l.changed, err = changeTime(r.dir, l.addr.String())
+	var st unix.Stat_t
+	err := unix.Fstatat(r.dir.FD(), l.addr.String(), &st, unix.AT_SYMLINK_NOFOLLOW)
+	l.changed = time.Unix(st.Ctim.Unix())
 	return err == nil
 }
 
