@@ -1,6 +1,7 @@
 package skel
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -219,6 +220,7 @@ func (c *call) findings(path string, data []byte, first bool) (found []Finding, 
 		problems.AddIn(path, cni.Refuse("type", conf.Type,
 			"is the first of the list, but needs a plugin before it that creates the interface"))
 	}
+	conf.CNIVersion = cmp.Or(conf.CNIVersion, cni.Oldest) // also next to a value of the wrong type
 	problems.AddIn(path, c.checkVersion(conf.CNIVersion, "ADD"))
 	_, err = c.newRequest(data, conf, "ADD")
 	problems.AddIn(path, err)

@@ -514,6 +514,12 @@ var _ = Describe("--check-config", func() {
 			"some runtimes refuse that\nprobe: valid"),
 	)
 
+	It("takes a missing version for the oldest also next to a key of the wrong type", func() {
+		Expect(checked(picky(), `{"name": 5, "type": "probe", "bridge": "br0"}`).stdout).To(Equal(
+			"error: name: is a JSON number, want a string\n" +
+				"warning: cniVersion: is missing, so it is 0.1.0; some runtimes refuse that\nprobe: not valid\n"))
+	})
+
 	It("refuses an entry that is the first of a list and needs a plugin before it", Label("chained-first"), func() {
 		p := picky()
 		p.Chained = true
