@@ -20,9 +20,8 @@ type MTUKeys struct {
 	MTUFrom string          `json:"mtuFrom" help:"link of the host whose MTU \"auto\" uses instead" schema:"format=ifname empty"`
 }
 
-// LinkKeys are the configuration keys of plugins that create an interface.
+// LinkKeys are the other configuration keys of plugins that create an interface.
 type LinkKeys struct {
-	MTUKeys
 	DNS  cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	Args struct {
 		CNI struct {
@@ -80,9 +79,9 @@ type LinkConfig struct {
 // Parse checks the keys, and the value of the plugin's own key mac (empty for a plugin without that key). The MAC
 // address comes from the first of: runtimeConfig.mac, args.cni.mac, CNI_ARGS, mac. An invalid value is code 7, or code
 // 4 in CNI_ARGS. MAC in CNI_ARGS is not checked if another key overrides it.
-func (k LinkKeys) Parse(problems *cni.Problems, cniArgs, mac string) LinkConfig {
+func (k LinkKeys) Parse(problems *cni.Problems, mtu MTUKeys, cniArgs, mac string) LinkConfig {
 	l := LinkConfig{DNS: k.DNS}
-	l.MTU, l.AutoFrom = k.MTUKeys.parse(problems)
+	l.MTU, l.AutoFrom = mtu.parse(problems)
 	args, err := cni.ParseArgs(cniArgs, "MAC")
 	problems.Add(err)
 	if k.RuntimeConfig.MAC != "" || k.Args.CNI.MAC != "" {

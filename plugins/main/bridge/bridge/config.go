@@ -33,6 +33,7 @@ type wireConfig struct {
 	DisableContainerInterface bool        `json:"disableContainerInterface" help:"leave the container's interface down; not with ipam" default:"false"`
 	PortIsolation             bool        `json:"portIsolation" help:"isolate the port from the bridge's other isolated ports" default:"false"`
 	attach.IPAMKeys
+	attach.MTUKeys
 	attach.LinkKeys
 }
 
@@ -62,7 +63,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	}
 	c.Masq = w.MasqKeys.Parse(problems)
 	c.Masq.Enabled = c.Masq.Enabled && hasIPAM
-	c.Link = w.LinkKeys.Parse(problems, req.Args, "")
+	c.Link = w.LinkKeys.Parse(problems, w.MTUKeys, req.Args, "")
 	return c
 }
 

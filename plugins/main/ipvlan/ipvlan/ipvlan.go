@@ -37,7 +37,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.C
 		New:        rtnl.NewLink{Kind: kind, Mode: mode},
 		SharesMode: true, // the kernel would change the mode of all ipvlans on the master
 		Master:     &w.MasterKeys,
-		Link:       attach.LinkKeys{MTUKeys: w.MTUKeys, DNS: w.DNS}.Parse(problems, "", ""),
+		Link:       attach.LinkKeys{DNS: w.DNS}.Parse(problems, w.MTUKeys, "", ""),
 		DAD:        w.EnableDAD && mode == layer2, // the other modes have no neighbor discovery
 		Make:       attach.MakeLink,
 

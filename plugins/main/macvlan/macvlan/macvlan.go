@@ -28,6 +28,7 @@ type wireConfig struct {
 	BCQueueLen uint32 `json:"bcqueuelen" help:"length of the master's queue for broadcasts; the largest value of its macvlans applies (the kernel's)"`
 	EnableDAD  bool   `json:"enabledad" help:"detect duplicate IPv6 addresses, and wait for the result (true)"`
 	attach.IPAMKeys
+	attach.MTUKeys
 	attach.LinkKeys
 }
 
@@ -39,7 +40,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 	}
 	problems.Add(w.IPAM.Check())
 	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind, Mode: mode, QueueLen: w.BCQueueLen}, Master: &w.MasterKeys,
-		Link: w.LinkKeys.Parse(problems, req.Args, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan,
+		Link: w.LinkKeys.Parse(problems, w.MTUKeys, req.Args, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan,
 		TakesMaster: mode == passthru}
 }
 

@@ -22,6 +22,7 @@ type wireConfig struct {
 	attach.MasqKeys
 	DeviceType string              `json:"deviceType" help:"kind of the pair: veth or netkit" default:"veth" schema:"enum=veth|netkit"`
 	IPAM       attach.RequiredIPAM `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
+	attach.MTUKeys
 	attach.LinkKeys
 }
 
@@ -33,7 +34,7 @@ type config struct {
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	problems.Add(w.IPAM.Check("ptp needs an IPAM plugin", "host-local"))
 	c := config{Masq: w.MasqKeys.Parse(problems),
-		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), "")}
+		Link: w.LinkKeys.Parse(problems, w.MTUKeys, cni.PairsOf(req.Args, "MAC"), "")}
 	c.Link.Netkit = w.DeviceType == "netkit"
 	if !c.Link.Netkit && w.DeviceType != "veth" {
 		problems.Add(cni.Refuse("deviceType", w.DeviceType, `is neither "veth" nor "netkit"`))

@@ -30,6 +30,7 @@ type wireConfig struct {
 	SELinux    string  `json:"selinuxContext" help:"SELinux label of the device (the runtime's)"`
 	Bridge     string  `json:"bridge" help:"bridge in the container that the device becomes a port of (none)" schema:"format=ifname empty"`
 	attach.IPAMKeys
+	attach.MTUKeys
 	attach.LinkKeys
 }
 
@@ -39,7 +40,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 	}
 	problems.Add(cni.CheckName("selinuxContext", w.SELinux))
 	problems.Add(w.IPAM.Check())
-	link := w.LinkKeys.Parse(problems, req.Args, w.MAC)
+	link := w.LinkKeys.Parse(problems, w.MTUKeys, req.Args, w.MAC)
 	if link.MTU > mtuMax {
 		problems.Add(cni.Refuse("mtu", link.MTU, fmt.Sprintf("is above %d, the maximum of a tap", mtuMax)))
 	}

@@ -41,7 +41,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		link.VLAN = *w.VLANID
 	}
 	problems.Add(w.IPAM.Check())
-	return attach.ChildConfig{New: link, Link: attach.LinkKeys{MTUKeys: w.MTUKeys, DNS: w.DNS}.Parse(problems, "", ""),
+	return attach.ChildConfig{New: link, Link: attach.LinkKeys{DNS: w.DNS}.Parse(problems, w.MTUKeys, "", ""),
 		Master: &attach.MasterKeys{Master: w.Master, LinkInContainer: w.LinkInContainer}, DAD: w.EnableDAD,
 		Make: attach.MakeLink}
 }
