@@ -154,12 +154,12 @@ func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 		return err
 	}
 	var keep []string // names that unmarked host ends of valid attachments can have
-	for _, a := range valid.All() {
+	for _, a := range valid.All {
 		keep = append(keep, iface.HostNames(a)...)
 	}
 	var errs []error
 	for _, l := range links {
-		isUnmarked := netplugin.IsUnmarkedHostEnd(l, valid.Network()) && !slices.Contains(keep, l.Name)
+		isUnmarked := netplugin.IsUnmarkedHostEnd(l, valid.Network) && !slices.Contains(keep, l.Name)
 		isGarbage := l.IsPairEnd() && valid.IsGarbage(l.Alias)
 		if isUnmarked || isGarbage {
 			errs = append(errs, host.DelLink(l.Index))

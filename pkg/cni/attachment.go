@@ -91,44 +91,38 @@ func Digest(text string, digits int) string {
 
 // Set contains the valid attachments of a network. All other attachments of the network are garbage.
 type Set struct {
-	network string
-	all     []Attachment
+	Network string
+	All     []Attachment
 	hashes  map[string]bool
 }
 
 // NewSet returns the set of the valid attachments of a network, whose Network field is ignored.
 func NewSet(network string, valid []Attachment) Set {
-	s := Set{network: network, hashes: map[string]bool{}}
+	s := Set{Network: network, hashes: map[string]bool{}}
 	for _, a := range valid {
 		a.Network = network
-		s.all = append(s.all, a)
+		s.All = append(s.All, a)
 		s.hashes[a.Hash()] = true
 	}
 	return s
 }
 
-// Network returns the network of the set.
-func (s Set) Network() string { return s.network }
-
-// All returns the valid attachments.
-func (s Set) All() []Attachment { return s.all }
-
 // Has reports whether a is valid.
 func (s Set) Has(a Attachment) bool { return s.hashes[a.Hash()] }
 
 // Excludes reports whether a belongs to the network and is not valid.
-func (s Set) Excludes(a Attachment) bool { return a.Network == s.network && !s.Has(a) }
+func (s Set) Excludes(a Attachment) bool { return a.Network == s.Network && !s.Has(a) }
 
 // HasContainer reports whether an attachment of the container is valid.
 func (s Set) HasContainer(id string) bool {
-	return slices.ContainsFunc(s.all, func(a Attachment) bool { return a.ContainerID == id })
+	return slices.ContainsFunc(s.All, func(a Attachment) bool { return a.ContainerID == id })
 }
 
 // IsGarbage reports whether mark is the mark of an attachment that the set excludes.
 func (s Set) IsGarbage(mark string) bool {
 	hash, rest, _ := strings.Cut(mark, " ")
 	label, _, _ := strings.Cut(rest, " ")
-	return isHash(hash) && label != "" && label == networkLabel(s.network) && !s.hashes[hash]
+	return isHash(hash) && label != "" && label == networkLabel(s.Network) && !s.hashes[hash]
 }
 
 // Exists returns the error of an ADD whose attachment or interface already exists. Programs search for its last words.

@@ -32,29 +32,21 @@ func decodeResult(data []byte, version string) (*Result, error) {
 		return nil, err
 	}
 	version = cmp.Or(head.CNIVersion, version, Oldest)
-	switch {
-	case !Supports(version):
+	if !Supports(version) {
 		reason := "is not one of " + strings.Join(versions, ", ")
 		return nil, Refuse("cniVersion", version, reason).WithCode(CodeIncompatibleVersion)
-	case version < "0.3.0":
-		var w wire01
-		if err := decodeSized(data, &w); err != nil {
-			return nil, err
-		}
-		return w.parse()
 	}
-	var w wire1
-	if err := decodeSized(data, &w); err != nil {
+	var wire interface{ parse() (*Result, error) } = &wire1{}
+	if version < "0.3.0" {
+		wire = &wire01{}
+	}
+	if err := decode(data, wire); err != nil {
 		return nil, err
 	}
-	return w.parse()
-}
-
-func decodeSized(data []byte, wire any) error {
-	if err := decode(data, wire); err != nil {
-		return err
+	if err := CheckSizes(wire); err != nil {
+		return nil, err
 	}
-	return CheckSizes(wire)
+	return wire.parse()
 }
 
 func (w wire1) parse() (*Result, error) {

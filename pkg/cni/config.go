@@ -50,8 +50,8 @@ func decode(data []byte, v any) error {
 	return Errorf(CodeConfig, "%w", err)
 }
 
-// ParseEither decodes the value of a key that is either of its usual type, to which value points, or one of a few
-// words, such as 1500 or "auto". A missing value and null are neither.
+// ParseEither decodes a value that is one of a few words or of the type that value points to, such as "auto" or 1500.
+// It returns the word, or sets the variable. A missing value and null have no effect.
 func ParseEither(key string, raw json.RawMessage, value any, words ...string) (word string, err error) {
 	if len(raw) == 0 {
 		return "", nil
@@ -72,22 +72,19 @@ func ParseEither(key string, raw json.RawMessage, value any, words ...string) (w
 // refuseType returns the error for a value of the wrong type. It shows only numbers, because other values can be
 // secrets.
 func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
-	key := keyOfOffset(doc, t.Offset)
-	refuse := func(value any, reason string) *Error {
-		e := Refuse(key, value, reason)
-		e.cause = t
-		return e
-	}
-	if number, ok := strings.CutPrefix(t.Value, "number "); ok {
-		reason := "is not a whole number"
-		if t.Type.Kind() == reflect.Uint32 {
-			reason = "is not a whole number between 0 and 4294967295"
-		}
-		return refuse(json.RawMessage(number), reason)
-	}
 	want := map[reflect.Kind]string{reflect.Bool: "true or false", reflect.String: "a string",
 		reflect.Slice: "an array", reflect.Array: "an array", reflect.Struct: "an object", reflect.Map: "an object"}
-	return refuse(nil, fmt.Sprintf("is a JSON %s, want %s", t.Value, cmp.Or(want[t.Type.Kind()], "a whole number")))
+	var value any
+	reason := fmt.Sprintf("is a JSON %s, want %s", t.Value, cmp.Or(want[t.Type.Kind()], "a whole number"))
+	if number, ok := strings.CutPrefix(t.Value, "number "); ok {
+		value, reason = json.RawMessage(number), "is not a whole number"
+		if t.Type.Kind() == reflect.Uint32 {
+			reason += " between 0 and 4294967295"
+		}
+	}
+	e := Refuse(keyOfOffset(doc, t.Offset), value, reason)
+	e.cause = t
+	return e
 }
 
 // keyOfOffset returns the path of the value that begins or ends at an offset of the document. (The path in the

@@ -420,7 +420,7 @@ var _ = Describe("Set", func() {
 
 	It("contains the valid attachments, and only other attachments of the network are garbage", func() {
 		s := cni.NewSet("net1", []cni.Attachment{ref("c1", "eth0"), ref("c2", "eth1"), ref("c2", "eth1")})
-		Expect(s.Network()).To(Equal("net1"))
+		Expect(s.Network).To(Equal("net1"))
 		Expect(s.Has(at("net1", "c1", "eth0"))).To(BeTrue())
 		Expect(s.IsGarbage(at("net1", "c1", "eth0").Mark())).To(BeFalse())
 		for _, gone := range []cni.Attachment{at("net1", "c1", "eth1"), at("net1", "c2", "eth0"),
@@ -437,7 +437,7 @@ var _ = Describe("Set", func() {
 
 	It("lists the valid attachments", func() {
 		s := cni.NewSet("net1", []cni.Attachment{ref("c1", "eth0"), ref("c2", "eth1")})
-		Expect(s.All()).To(HaveExactElements(at("net1", "c1", "eth0"), at("net1", "c2", "eth1")))
+		Expect(s.All).To(HaveExactElements(at("net1", "c1", "eth0"), at("net1", "c2", "eth1")))
 	})
 
 	It("that is empty owns nothing", func() {

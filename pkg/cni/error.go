@@ -198,7 +198,7 @@ func ProblemsOf(err error) []Problem {
 	if err == nil {
 		return nil
 	}
-	if e := (*Error)(nil); errors.As(err, &e) && e.problems != nil {
+	if e, ok := errors.AsType[*Error](err); ok && e.problems != nil {
 		return e.problems
 	}
 	e := AsError(err)

@@ -540,7 +540,7 @@ func FuzzConfig(f *testing.F) {
 		c, err := cni.DecodeConfig(conf)
 		_, prevErr := c.PrevResult()
 		refs, _, validErr := c.ValidAttachments()
-		cni.NewSet(c.Name, refs).All()
+		cni.NewSet(c.Name, refs).HasContainer("x")
 		for _, err := range []error{err, prevErr, validErr} {
 			if err == nil {
 				continue

@@ -137,7 +137,7 @@ func (c *Client) answer(ctx context.Context, command string) ([]byte, error) {
 // because Podman restarts a container without a DEL after a reboot or a crash.
 func (c *Client) Result(ctx context.Context, d *Delegate) (*cni.Result, error) {
 	out, err := d.Wait(ctx)
-	if exists := (*cni.Error)(nil); errors.As(err, &exists) && exists.Code == cni.CodeExists {
+	if exists, ok := errors.AsType[*cni.Error](err); ok && exists.Code == cni.CodeExists {
 		if err := c.Run(ctx, "DEL"); err != nil {
 			return nil, errors.Join(exists, err)
 		}

@@ -41,7 +41,7 @@ type record struct {
 type store = statefile.Store[record]
 
 // records returns the records of all chains. The timeout of their lock is long, because the holder may run iptables.
-func records() *statefile.Store[record] { return statefile.NewStore[record](recordDir, time.Minute) }
+func records() *store { return statefile.NewStore[record](recordDir, time.Minute) }
 
 // recordOf returns a container's record, or an empty record if the container has none.
 func recordOf(s *store, a cni.Attachment) (record, error) {
@@ -297,10 +297,10 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set, s *store) erro
 		}
 	}
 	for _, f := range nft.Families() {
-		ids, err := newNATChain(f, cni.Attachment{}, nil, nil).Containers(ctx, nf, chainPrefix, valid.Network())
+		ids, err := newNATChain(f, cni.Attachment{}, nil, nil).Containers(ctx, nf, chainPrefix, valid.Network)
 		errs = append(errs, err)
 		for _, id := range ids {
-			a := cni.Attachment{Network: valid.Network(), ContainerID: id}
+			a := cni.Attachment{Network: valid.Network, ContainerID: id}
 			// The reference plugins' rules name no interface. They stay while any interface of the container is valid.
 			if !hasRecord[chainOf(a.Network, id)] && !valid.HasContainer(id) {
 				errs = append(errs, delLocked(ctx, nf, s, Config{Attachment: a}))

@@ -44,10 +44,10 @@ func checkReference(nf *nft.Conn, c Config) error {
 
 func gcReference(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	marks := map[string]bool{}
-	for _, a := range valid.All() {
+	for _, a := range valid.All {
 		marks[referenceMark(a)] = true
 	}
-	prefix := cni.Digest(valid.Network(), 16) + "-"
+	prefix := cni.Digest(valid.Network, 16) + "-"
 	return removeReference(ctx, nf, func(comment string) bool {
 		mark, _, _ := strings.Cut(comment, ",")
 		return strings.HasPrefix(mark, prefix) && !marks[mark]

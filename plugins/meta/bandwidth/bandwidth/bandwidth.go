@@ -118,7 +118,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	links, err := c.Host.Links()
 	errs := []error{err}
 	var keep []string // possible names of unmarked IFBs of valid attachments
-	for _, a := range req.Valid.All() {
+	for _, a := range req.Valid.All {
 		keep = append(keep, ifbNames(a)...)
 	}
 	for _, l := range links {
