@@ -121,7 +121,7 @@ func answerError(m syscall.NetlinkMessage) error {
 	}
 	// With NETLINK_CAP_ACK, only the header of the request precedes the attributes.
 	if text := nlattr.Get(m.Data[4+unix.SizeofNlMsghdr:], unix.NLMSGERR_ATTR_MSG); text != nil {
-		return fmt.Errorf("%w: %s", errno, nlattr.Text(text))
+		return fmt.Errorf("%w: %s", errno, unix.ByteSliceToString(text))
 	}
 	return errno
 }

@@ -245,7 +245,7 @@ func udataText(typ byte, text string) []byte { return udataBytes(typ, append([]b
 func udata(b []byte, want byte) string {
 	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
 		if b[0] == want {
-			return nlattr.Text(b[2 : 2+int(b[1])])
+			return unix.ByteSliceToString(b[2 : 2+int(b[1])])
 		}
 		b = b[2+int(b[1]):]
 	}

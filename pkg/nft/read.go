@@ -161,7 +161,7 @@ func decodeRule(data []byte) LiveRule {
 	}
 	for _, value := range r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT,
 		unix.NFTA_VERDICT_CHAIN) {
-		r.Target = nlattr.Text(value)
+		r.Target = unix.ByteSliceToString(value)
 	}
 	return r
 }

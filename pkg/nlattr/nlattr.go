@@ -68,7 +68,7 @@ func Get(list []byte, path ...uint16) []byte {
 }
 
 // GetString returns the zero-terminated string at a path, as described at Get.
-func GetString(list []byte, path ...uint16) string { return Text(Get(list, path...)) }
+func GetString(list []byte, path ...uint16) string { return unix.ByteSliceToString(Get(list, path...)) }
 
 // GetNumber returns the number in network byte order, of any size, at a path, as described at Get, or 0.
 func GetNumber(list []byte, path ...uint16) (n uint64) {
@@ -76,12 +76,6 @@ func GetNumber(list []byte, path ...uint16) (n uint64) {
 		n = n<<8 | uint64(b)
 	}
 	return n
-}
-
-// Text returns a value as a string, without its terminating zero.
-func Text(value []byte) string {
-	s, _, _ := bytes.Cut(value, []byte{0})
-	return string(s)
 }
 
 // Contains reports whether a list has all attributes of wanted, with the same values. An attribute that is 0 in one of

@@ -21,12 +21,12 @@ var _ = Describe("attributes", func() {
 		Expect(len(b) % 4).To(BeZero())
 		Expect(Get(b, 2)).To(Equal([]byte{1, 2, 3, 4, 5}))
 		Expect(Get(b, 3)).To(Equal([]byte("abc\x00")))
-		Expect(Text(Get(b, 3))).To(Equal("abc"))
+		Expect(GetString(b, 3)).To(Equal("abc"))
 		Expect(Get(b, 4, 1)).To(Equal([]byte{7}))
 		Expect(Get(b, 4, 2)).To(BeNil())
 		Expect(Get(b, 6)).To(Equal([]byte{1, 2, 3, 4}))
 		Expect(Get(b, 7, 1)).To(BeNil())
-		Expect(Text(nil)).To(BeEmpty())
+		Expect(GetString(b, 7)).To(BeEmpty())
 	})
 
 	It("end at an impossible length", func() {

@@ -236,7 +236,7 @@ func (r *ruleReader) interval(begin, end []byte) (v value, isKnown bool) {
 			v.last = next.Prev()
 		}
 	case r.field == inLink || r.field == outLink:
-		v.link = nlattr.Text(begin)
+		v.link = unix.ByteSliceToString(begin)
 		for suffix, last := range map[string]int{"": len(begin), "*": max(len(v.link), 1)} {
 			next := slices.Clone(begin)
 			next[last-1]++
@@ -257,7 +257,7 @@ func (r *ruleReader) value(key []byte) (v value, isKnown bool) {
 	case (r.field == family || r.field == protocol) && len(key) == 1:
 		v.number, v.mask = uint32(key[0]), 0xff
 	case (r.field == inLink || r.field == outLink) && !r.isIndex:
-		if v.link = nlattr.Text(key); !bytes.HasSuffix(key, []byte{0}) { // a prefix has no terminating zero
+		if v.link = unix.ByteSliceToString(key); !bytes.HasSuffix(key, []byte{0}) { // a prefix has no terminating zero
 			v.link += "*"
 		}
 	case len(key) == 4:
