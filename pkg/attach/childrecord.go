@@ -34,7 +34,6 @@ type childRecord struct {
 	Link        int         `json:"link,omitempty"`        // index; 0 until the link has been created
 }
 
-// Plausible reports whether an ADD can have written the record.
 func (r childRecord) Plausible() bool { return true }
 
 func (c *Call) newChildRecord() childRecord {

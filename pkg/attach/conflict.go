@@ -1,7 +1,6 @@
 package attach
 
 import (
-	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -34,7 +33,11 @@ func (c *Call) RefuseUsedAddress(addr netip.Addr) error {
 		return cni.Errorf(cni.CodeConflict, "address %s: the host's own router has it; choose addresses that the "+
 			"node's network does not use", addr)
 	}
-	return c.refuseHolder(route.OutIndex, netip.PrefixFrom(addr, addr.BitLen()))
+	link, err := c.linkAt(route.OutIndex)
+	if err != nil {
+		return err
+	}
+	return c.refuseHolder(link, netip.PrefixFrom(addr, addr.BitLen()))
 }
 
 // RefuseNeighbors returns code 103 if a live container of another network on the same bridge, or in the same VLAN of
@@ -47,16 +50,16 @@ func (c *Call) RefuseNeighbors(res *cni.Result, link rtnl.Link) error {
 		if !c.Host.HasNeighbor(link.Index, addr) { // this saves reading the addresses of all ports
 			continue
 		}
-		if err := c.refuseHolder(link.Index, netip.PrefixFrom(addr, addr.BitLen())); err != nil {
+		if err := c.refuseHolder(link, netip.PrefixFrom(addr, addr.BitLen())); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// RefuseGateway is RefuseUsedAddress for a new gateway address of a bridge or a VLAN gateway, which are links. With the
-// address, the host also gets a route to its subnet, which takes precedence over routes to larger subnets. So the
-// address is also refused if its subnet is a part of the subnet of another bridge with containers of another network.
+// RefuseGateway is RefuseUsedAddress for a new gateway address. links are the bridge and, if there is one, the VLAN
+// gateway. With the address, the host gets a route to its subnet, which takes precedence over routes to larger subnets.
+// So the address is also refused if another bridge has a larger subnet around it and containers of another network.
 func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	routes, err := c.Host.RouteCopies()
 	if err != nil {
@@ -73,9 +76,12 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 			if dst.Bits() < gateway.Bits() {
 				prefix = gateway.Masked()
 			}
-			err := c.refuseHolder(index, prefix)
+			link, err := c.linkAt(index)
+			if err == nil {
+				err = c.refuseHolder(link, prefix)
+			}
 			if err == nil && dst.Bits() < gateway.Bits() {
-				err = c.refuseInnerSubnet(index, prefix, dst)
+				err = c.refuseInnerSubnet(link, prefix, dst)
 			}
 			if err != nil {
 				return err
@@ -85,9 +91,18 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	return nil
 }
 
+// linkAt returns the host's link with an index. It returns the zero Link, which connects no container, for index 0,
+// which a route through several routers has, and if the link no longer exists.
+func (c *Call) linkAt(index int) (l rtnl.Link, err error) {
+	if index != 0 {
+		l, err = c.Host.LinkByIndex(index)
+	}
+	return l, netplugin.IgnoreNoLink(err)
+}
+
 // refuseHolder returns code 103 if a container of another network on this link of the host has an address in prefix.
-func (c *Call) refuseHolder(index int, prefix netip.Prefix) error {
-	holder, addr, _, err := c.findHolder(index, prefix)
+func (c *Call) refuseHolder(link rtnl.Link, prefix netip.Prefix) error {
+	holder, addr, err := c.FindHolder(link, prefix)
 	if err != nil || holder == "" {
 		return err
 	}
@@ -95,10 +110,14 @@ func (c *Call) refuseHolder(index int, prefix netip.Prefix) error {
 		"choose addresses that no other network of the node uses", addr, holder)
 }
 
-// refuseInnerSubnet returns code 103 if a bridge has a container of another network in subnet, which contains inner.
-func (c *Call) refuseInnerSubnet(index int, inner, subnet netip.Prefix) error {
-	holder, _, isBridge, err := c.findHolder(index, subnet)
-	if err != nil || holder == "" || !isBridge {
+// refuseInnerSubnet returns code 103 if a bridge or a VLAN gateway has a container of another network in subnet, which
+// contains inner.
+func (c *Call) refuseInnerSubnet(link rtnl.Link, inner, subnet netip.Prefix) error {
+	if link.Kind != "bridge" && !isVLANGateway(link) {
+		return nil
+	}
+	holder, _, err := c.FindHolder(link, subnet)
+	if err != nil || holder == "" {
 		return err
 	}
 	return cni.Errorf(cni.CodeConflict, "address %s: is in subnet %s of %s, and the host would not reach containers "+
@@ -106,21 +125,8 @@ func (c *Call) refuseInnerSubnet(index int, inner, subnet netip.Prefix) error {
 		holder)
 }
 
-// findHolder is FindHolder for a link's index. It also reports whether the link is a bridge or its VLAN gateway. There
-// is no holder for index 0, which a route through several routers has, and for a link that no longer exists.
-func (c *Call) findHolder(index int, dst netip.Prefix) (holder string, addr netip.Addr, isBridge bool, err error) {
-	if index == 0 {
-		return "", addr, false, nil
-	}
-	link, err := c.Host.LinkByIndex(index)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return "", addr, false, nil
-	}
-	if err == nil {
-		holder, addr, err = c.FindHolder(link, dst)
-	}
-	return holder, addr, link.Kind == "bridge" || link.IsPairEnd() && link.PeerNS == -1, err
-}
+// isVLANGateway reports whether l is an end of a pair on the host. The other end of a VLAN gateway is a bridge port.
+func isVLANGateway(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS == -1 }
 
 // FindHolder returns a description of the first container of another network that is connected to a link of the host,
 // or to a port of the link if that is a bridge, and has an address in dst. For a VLAN gateway, only ports in its VLAN
@@ -128,7 +134,7 @@ func (c *Call) findHolder(index int, dst netip.Prefix) (holder string, addr neti
 // the kernel does not report.
 func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
 	ends, vlan := []rtnl.Link{link}, ""
-	if link.IsPairEnd() && link.PeerNS == -1 { // a VLAN gateway, whose other end is a port
+	if isVLANGateway(link) {
 		vlan = link.Name[strings.LastIndex(link.Name, ".")+1:]
 		if link, err = c.bridgeOf(link); err != nil {
 			return "", addr, err
@@ -166,12 +172,12 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 }
 
 // bridgeOf returns the bridge of which the other end of a pair is a port, or the zero Link if it is not a port.
-func (c *Call) bridgeOf(end rtnl.Link) (bridge rtnl.Link, err error) {
-	peer, err := c.Host.LinkByIndex(end.Peer)
-	if err == nil && peer.Master != 0 {
-		bridge, err = c.Host.LinkByIndex(peer.Master)
+func (c *Call) bridgeOf(end rtnl.Link) (rtnl.Link, error) {
+	peer, err := c.linkAt(end.Peer)
+	if err != nil {
+		return rtnl.Link{}, err
 	}
-	return bridge, netplugin.IgnoreNoLink(err)
+	return c.linkAt(peer.Master)
 }
 
 // isInVLAN reports whether the packets of a port's container without a tag are in a VLAN. The container's address is in

@@ -22,25 +22,20 @@ type Masq struct {
 	Enabled bool
 	Family  nft.Family // 0 = both families
 	Backend ipt.Backend
-	Link    string // the host's interface where the container's packets arrive, or its VRF; empty = the host end
+	Link    string // the host's interface where the container's packets arrive, or its VRF; empty = the host end's
 	masq.Special
 }
 
-// config returns the masquerade of an attachment with these addresses. An empty m.Link is the host end or its VRF.
-func (m Masq) config(host *rtnl.Conn, hostEnd rtnl.Link, a cni.Attachment, ips []cni.IP) (c masq.Config, err error) {
+// masqConfig returns the masquerade of an attachment with these addresses.
+func (c *Call) masqConfig(m Masq, ips []cni.IP) (rules masq.Config, err error) {
 	if m.Link == "" {
-		m.Link, err = Ingress(host, hostEnd)
+		m.Link, err = Ingress(c.Host, c.HostEnd)
 	}
 	addrs := slices.DeleteFunc(cni.Addresses(ips), func(p netip.Prefix) bool {
 		return m.Family != 0 && nft.FamilyOf(p.Addr()) != m.Family
 	})
-	return masq.Config{Attachment: a, Backend: m.Backend, Link: m.Link, Addrs: addrs, Special: m.Special}, err
-}
-
-func (c *Call) masqConfig(m Masq, ips []cni.IP) (masq.Config, error) {
-	rules, err := m.config(c.Host, c.HostEnd, c.Req.Attachment, ips)
-	rules.Warn = c.Req.Warn
-	return rules, err
+	return masq.Config{Attachment: c.Req.Attachment, Backend: m.Backend, Link: m.Link, Addrs: addrs,
+		Special: m.Special, Warn: c.Req.Warn}, err
 }
 
 // Ingress returns the name of the interface that rules after the routing decision see as the input interface of packets
@@ -134,16 +129,15 @@ func Restore(ctx context.Context, all []*skel.Request,
 		if err != nil || !m.Enabled || m.Backend == ipt.IPTables {
 			continue
 		}
-		var end rtnl.Link
+		c := Call{Call: &netplugin.Call{Req: req, Host: host}}
 		if m.Link == "" {
-			end, err = netplugin.MarkedHostEnd(host, req.Attachment)
+			c.HostEnd, err = netplugin.MarkedHostEnd(host, req.Attachment)
 		}
 		if err != nil {
 			continue
 		}
-		c, err := m.config(host, end, req.Attachment, req.PrevResult.ContainerIPs(req.IfName))
-		if err == nil {
-			wanted = append(wanted, c)
+		if rules, err := c.masqConfig(m, req.PrevResult.ContainerIPs(req.IfName)); err == nil {
+			wanted = append(wanted, rules)
 		}
 	}
 	// The error is dropped, because CHECK finds whatever was not restored.

@@ -76,22 +76,19 @@ func (cfg ChildConfig) masterName(prev *cni.Result) (string, error) {
 
 // defaultMaster returns the link of the default route: IPv4 before IPv6, the lowest metric, the first next hop.
 func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
-	all, err := defaultRoutes(conn)
+	routes, err := defaultRoutes(conn)
 	if err != nil {
 		return rtnl.Link{}, err
 	}
-	var defaults []rtnl.Route
-	for _, r := range all {
-		defaults = append(defaults, r.Route())
-	}
-	if len(defaults) == 0 {
+	if len(routes) == 0 {
 		return rtnl.Link{}, cni.Refuse("master", nil, "missing, and no default route has an interface to use instead")
 	}
-	best := slices.MinFunc(defaults, func(a, b rtnl.Route) int {
+	best := slices.MinFunc(routes, func(x, y rtnl.RouteCopy) int {
+		a, b := x.Route(), y.Route()
 		// 0.0.0.0 is less than ::
 		return cmp.Or(a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Priority, b.Priority))
 	})
-	return conn.LinkByIndex(best.OutIndex)
+	return conn.LinkByIndex(best.Route().OutIndex)
 }
 
 func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {

@@ -235,8 +235,8 @@ func Status(ctx context.Context, req *skel.Request, m Masq, probe func(host *rtn
 	if m.Enabled {
 		nf := nft.New()
 		defer nf.Close()
-		if err := masq.Status(ctx, nf, m.Backend); err != nil {
-			return cni.Errorf(cni.CodeUnavailable, "ipMasq: %w", err)
+		if err := netplugin.Unavailable("ipMasq: ", masq.Status(ctx, nf, m.Backend)); err != nil {
+			return err
 		}
 	}
 	if req.IPAM == "" {
