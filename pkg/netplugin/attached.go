@@ -21,9 +21,8 @@ var (
 	ErrStale    = errors.New("its record is for another namespace or has other addresses")
 )
 
-// Restorable returns nil if the rules of an attachment's record may be restored, otherwise the reason: hasRecord
-// reports whether the record exists, isEnding whether a DEL has begun, and isSame whether the container has the
-// addresses of the record.
+// Restorable returns nil if the rules of an attachment's record may be restored, and otherwise the reason. isEnding
+// means that a DEL has begun, and isSame that prevResult has the addresses of the record.
 func Restorable(hasRecord, isEnding, isSame bool) error {
 	switch {
 	case !hasRecord:

@@ -14,8 +14,8 @@ import (
 )
 
 // MarkedHostEnd returns the host end that a Hawser plugin created for an attachment: the link that has one of the
-// attachment's names, and its mark as alias. Until ADD writes the mark, IsUnmarkedHostEnd recognizes the link. The
-// error matches rtnl.ErrNoLink if there is no such link, even if another link has one of the names.
+// attachment's names, and its mark as alias. Until ADD writes the mark, IsUnmarkedHostEnd recognizes the link. Another
+// program's link can have one of the names.
 func MarkedHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	for _, name := range iface.HostNames(a) {
 		l, err := host.Link(name)
@@ -38,8 +38,7 @@ func IsUnmarkedHostEnd(l rtnl.Link, network string) bool {
 
 // HostEndInResult returns the container's host end by the name and MAC address in prev, for a container whose interface
 // no longer exists. cont is the socket in the container's namespace. The author of a configuration may write prev, so
-// the kernel must report that the link is connected to that namespace, and isCandidate must accept the link. The error
-// matches rtnl.ErrNoLink if there is no such link.
+// the kernel must report that the link is connected to that namespace, and isCandidate must accept the link.
 func HostEndInResult(host, cont *rtnl.Conn, prev *cni.Result, isCandidate func(rtnl.Link) bool) (rtnl.Link, error) {
 	if prev == nil {
 		return rtnl.Link{}, rtnl.ErrNoLink

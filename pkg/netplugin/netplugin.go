@@ -104,8 +104,7 @@ func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
 }
 
 // FindInterface finds the container's interface, ContEnd. It opens Cont unless Cont is open. It adds the MAC address to
-// NetnsID, which distinguishes namespaces on kernels without cookies. The error matches rtnl.ErrNoLink if there is no
-// such interface.
+// NetnsID, which distinguishes namespaces on kernels without cookies.
 func (c *Call) FindInterface() error {
 	if c.Cont == nil {
 		if err := c.OpenCont(); err != nil {
@@ -115,9 +114,16 @@ func (c *Call) FindInterface() error {
 	l, err := c.Cont.Link(c.Req.IfName)
 	c.ContEnd, c.NetnsID.MAC = l, l.MAC.String()
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return c.Req.NoInterface(rtnl.ErrNoLink)
+		return NoInterface(c.Req)
 	}
 	return err
+}
+
+// NoInterface returns the error (code 4) for a container without the interface CNI_IFNAME. Runtimes search for the text
+// of rtnl.ErrNoLink.
+func NoInterface(req *skel.Request) error {
+	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", req.IfName,
+		req.Netns, rtnl.ErrNoLink)
 }
 
 // VerifyInterface calls FindInterface for CHECK. A missing interface is drift.
@@ -151,8 +157,7 @@ func IgnoreNoLink(err error) error {
 // for calls that must find the namespace even if it lost its path.
 type Opener func(path string, id ns.Identity) (*ns.NS, error)
 
-// DialNetns opens a socket in the namespace that a record names. The error matches rtnl.ErrNoLink if the namespace does
-// not exist.
+// DialNetns opens a socket in the namespace that a record names.
 func DialNetns(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
 	n, err := open(path, id)
 	if errors.Is(err, ns.ErrNotExist) {
@@ -168,8 +173,7 @@ func DialNetns(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
 // DialContainer opens a socket in the container's namespace for DEL: the namespace of CNI_NETNS or, if that is empty or
 // no longer exists, the namespace that prevResult names for the container's interface. The author of a configuration
 // may write prevResult, so a namespace in which a process runs is not used: it is a live container's. Paths below /proc
-// are not used either, because a process of another container may have the process ID now. The error matches
-// rtnl.ErrNoLink if there is no such namespace.
+// are not used either, because a process of another container may have the process ID now.
 func DialContainer(req *skel.Request) (*rtnl.Conn, error) {
 	if req.NS != nil {
 		return rtnl.Dial(req.NS)

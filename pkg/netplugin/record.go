@@ -22,7 +22,6 @@ func (c *Call) NetnsRecord(objects ...string) NetnsRecord {
 		Objects: objects}
 }
 
-// Plausible reports whether an ADD can have written the record.
 func (r NetnsRecord) Plausible() bool { return r.Link > 0 && len(r.Objects) > 0 }
 
 // Remove calls remove with a socket in the record's namespace. It returns nil if the namespace no longer exists.

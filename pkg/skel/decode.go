@@ -23,24 +23,20 @@ const (
 // checkEnvironment returns an error (code 4) with all variables that command needs and that are missing or invalid.
 func (c *call) checkEnvironment(command string) error {
 	var missing, wrong []string
-	need := func(name string, valid func(string) bool) {
+	need := func(name string, isValid func(string) bool) {
 		if v := c.vars[name]; v == "" {
 			missing = append(missing, name)
-		} else if !valid(v) {
+		} else if !isValid(v) || command != "DEL" && cni.CheckName("", v) != nil {
 			wrong = append(wrong, name+" "+strconv.Quote(v))
 		}
 	}
 	switch command {
 	case "ADD", "CHECK", "DEL":
-		need("CNI_CONTAINERID", func(id string) bool {
-			return cni.ValidName(id) && (command == "DEL" || cni.CheckName("", id) == nil)
-		})
-		if command != "DEL" {
-			need("CNI_NETNS", func(string) bool { return true })
+		need("CNI_CONTAINERID", cni.ValidName)
+		if command != "DEL" && c.vars["CNI_NETNS"] == "" {
+			missing = append(missing, "CNI_NETNS")
 		}
-		need("CNI_IFNAME", func(name string) bool {
-			return cni.ValidIfName(name) && (command == "DEL" || cni.CheckName("", name) == nil)
-		})
+		need("CNI_IFNAME", cni.ValidIfName)
 	case "GC", "STATUS":
 	case "":
 		missing = append(missing, "CNI_COMMAND")
@@ -146,9 +142,7 @@ func (c *call) newRequest(data []byte, conf *cni.Config, command string) (*Reque
 		Env:        c.env.Vars,
 		Stderr:     c.env.Stderr,
 		plugin:     c.plugin.Name,
-		programs:   c.env.Programs,
-		failures:   c.env.Failures,
-		isReadOnly: c.env.ReadOnly,
+		env:        c.env,
 	}
 	var problems cni.Problems
 	report := func(err error) {
@@ -183,10 +177,11 @@ func (c *call) newRequest(data []byte, conf *cni.Config, command string) (*Reque
 		req.PrevResult, err = conf.PrevResult()
 		report(err)
 	}
-	if !isLenient(command) {
-		problems.Add(c.checkPolicy(data, command))
+	if isLenient(command) {
+		return req, problems.Err()
 	}
-	if c.plugin.Parse != nil && !isLenient(command) {
+	problems.Add(c.checkPolicy(data, command))
+	if c.plugin.Parse != nil {
 		c.cfg, err = c.plugin.Parse(req)
 		problems.Add(err)
 	}

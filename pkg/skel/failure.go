@@ -44,7 +44,6 @@ func (f Failure) Hash() string {
 	return cni.Digest(strings.Join([]string{f.Attachment.Hash(), f.Plugin, f.Command}, " "), 16)
 }
 
-// Plausible reports whether a plugin can have written the record.
 func (f Failure) Plausible() bool { return f.Plugin != "" && f.Command != "" && f.Count > 0 }
 
 // Failures returns the store of the records in dir, usually FailureDir.

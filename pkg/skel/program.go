@@ -184,10 +184,10 @@ func (p Program) Traits() Traits {
 // execute file, which CNI_PATH provides for the plugin. Only a plugin whose file is the running program can run
 // in-process. If Env.ReadOnly is set, the function does nothing and succeeds.
 func (r *Request) InProcess(file fs.FileInfo) (run func(context.Context, Env) int) {
-	if r.isReadOnly {
+	if r.env.ReadOnly {
 		return func(context.Context, Env) int { return 0 }
 	}
-	p, ok := FindProgram(r.programs, r.IPAM)
+	p, ok := FindProgram(r.env.Programs, r.IPAM)
 	if !ok {
 		return nil
 	}
@@ -195,7 +195,7 @@ func (r *Request) InProcess(file fs.FileInfo) (run func(context.Context, Env) in
 		return nil
 	}
 	return func(ctx context.Context, env Env) int {
-		env.Failures, env.Policy = r.failures, "" // the calling plugin has checked the policy
+		env.Failures, env.Policy = r.env.Failures, "" // the calling plugin has checked the policy
 		return p.Run(ctx, env)
 	}
 }

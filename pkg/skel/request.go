@@ -35,16 +35,13 @@ type Request struct {
 	Env    []string
 	Stderr io.Writer
 
-	plugin     string
-	programs   []Program // Env.Programs
-	failures   string    // Env.Failures
-	isReadOnly bool      // Env.ReadOnly
-	undos      []undo
-	cleanups   []func() // see OnDone
-	warnings   []string
-	trace      *trace
-
-	notify func() // calls Env.Notify; nil after the call, and if signals may end the process
+	plugin   string
+	env      Env // of the call
+	undos    []undo
+	cleanups []func() // see OnDone
+	warnings []string
+	trace    *trace
+	notify   func() // calls Env.Notify; nil after the call, and if signals may end the process
 }
 
 type undo struct {
@@ -91,13 +88,6 @@ func (r *Request) CatchSignals() {
 // OnDone registers a function for the end of the call, after the answer has been printed and a failed ADD rolled back.
 // It can close sockets that undos need. The functions run in reverse order.
 func (r *Request) OnDone(do func()) { r.cleanups = append(r.cleanups, do) }
-
-// NoInterface returns the error (code 4) for a container without the interface CNI_IFNAME. err must match
-// rtnl.ErrNoLink, because runtimes search for its text.
-func (r *Request) NoInterface(err error) error {
-	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
-		err)
-}
 
 // Warn writes a warning to standard error and to the log.
 func (r *Request) Warn(format string, args ...any) {

@@ -2,16 +2,13 @@
 // answer (specification, sections 2 and 5). Only skel and the tool use the environment, the standard streams and the
 // exit status of the process.
 //
-// A plugin is a Plugin[C]: a name, a configuration and handlers. C is the type that the plugin's Parse returns, so the
-// handlers of a plugin get its own type. Run serves one call in an Env, which stands for the process; specs pass their
-// own. The handlers get a Request. ADD registers the undo of each effect before the effect (OnFail), because a failed
-// operation may still have had its effect. After an error, a panic, a signal or a failed write of the result, the undos
-// run in reverse order. DEL and GC never parse the configuration with Parse, because they must work with one that ADD
-// refuses.
+// A plugin is a Plugin[C]: a name, a configuration and handlers. C is the type that the plugin's Parse returns. Run
+// serves one call in an Env, which stands for the process; specs pass their own. The handlers get a Request, with which
+// ADD registers undos (OnFail). After an error, a panic, a signal or a failed write of the result, the undos run in
+// reverse order.
 //
-// All plugins are in one program. Code that is generic in C would be compiled for each plugin, so Run first converts a
-// Plugin[C] to a Plugin[any] (Untyped). A Program is an entry of the list of plugins, and builds its plugin only when a
-// method is called, because building all plugins takes time at each start of the process.
+// All plugins are in one program, as a list of Programs. Code that is generic in C would be compiled for each plugin,
+// so Run first converts a Plugin[C] to a Plugin[any] (Untyped).
 package skel
 
 import (
@@ -41,8 +38,7 @@ var stamp = Stamp + "unknown;"
 // Version returns the version of the running program.
 func Version() string { return strings.TrimSuffix(strings.TrimPrefix(stamp, Stamp), ";") }
 
-// Plugin is a plugin's name, configuration and handlers. C is the type that Parse returns. A nil handler succeeds.
-// Handlers do not print.
+// Plugin is a plugin's name, configuration and handlers. A nil handler succeeds. Handlers do not print.
 type Plugin[C any] struct {
 	Name  string
 	About string // description in one line
@@ -53,7 +49,8 @@ type Plugin[C any] struct {
 	InProcess bool
 	Chained   bool // set for a plugin that needs the result of a previous plugin in ADD and CHECK
 
-	// Commands has functions by the first argument, such as dhcp's daemon. They return the exit status.
+	// Commands has a function for each first argument of the command line that the plugin itself handles, such as
+	// dhcp's daemon. The function returns the exit status.
 	Commands map[string]func(Env) int
 
 	Add    func(context.Context, *Request, C) (*cni.Result, error)
@@ -81,8 +78,8 @@ type Config[C any] struct {
 	// the hints about misspelled keys.
 	Keys any
 
-	// Parse parses the configuration, and returns all problems at once. It uses only the request. Parse is not called
-	// for DEL and GC, which must work with a configuration that ADD refuses, and decode themselves what they need.
+	// Parse returns the configuration, or an error with all problems. It uses only the request. Parse is not called for
+	// DEL and GC, which must work with a configuration that ADD refuses, and decode themselves what they need.
 	Parse func(*Request) (C, error)
 }
 

@@ -55,7 +55,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	state := snapshot{Links: links}
 	link := state.linkByName(req.IfName)
 	if link.Index == 0 {
-		return nil, req.NoInterface(rtnl.ErrNoLink)
+		return nil, netplugin.NoInterface(req)
 	}
 	if state.Rules, err = c.Cont.Rules(); err == nil {
 		state.Routes, err = c.Cont.RouteCopies()
