@@ -96,7 +96,9 @@ func SkipDAD(link string) error { return disable(link, "accept_dad") }
 
 // EnableIPv6 turns IPv6 on for a host interface, because the host may disable it by default. It returns an error on a
 // kernel without IPv6.
-func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
+func EnableIPv6(link string) error {
+	return sysctl.Net("ipv6", "conf", link, "disable_ipv6").Write("0")
+}
 
 // IPv6Remedy returns the arguments of sysctl(8) that turn IPv6 on for a host interface, and for interfaces that are
 // created later. It returns nil if IPv6 is on.
@@ -111,13 +113,8 @@ func IPv6Remedy(link string) (assignments []string) {
 
 // disable turns a setting of a link off, if the kernel has IPv6.
 func disable(link, name string) error {
-	if err := writeConf("ipv6", link, name, "0"); !errors.Is(err, fs.ErrNotExist) {
+	if err := sysctl.Net("ipv6", "conf", link, name).Write("0"); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
-}
-
-// writeConf writes a setting of a link in the calling thread's namespace.
-func writeConf(family, link, name, value string) error {
-	return sysctl.Net(family, "conf", link, name).Write(value)
 }

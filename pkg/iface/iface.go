@@ -2,8 +2,8 @@
 // also has settings of interfaces on the host, and the names of host ends.
 //
 // A Target is the container's interface with its settings. Raise brings it up, Configure assigns the addresses and
-// routes of a result, and Verify compares them for CHECK. Configure and Verify derive them from the result by the same
-// function (newWantedState). None of these functions has an undo, because an ADD that fails deletes the link.
+// routes of a result, and Verify compares them for CHECK. None of these functions has an undo, because an ADD that
+// fails deletes the link.
 //
 // Later plugins of the chain may have changed the interface. So Verify accepts additional addresses and routes, and a
 // route in another table (sbr, vrf).
@@ -22,6 +22,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // Target is the container's interface.
@@ -183,7 +184,7 @@ func (t Target) write(list []setting) error {
 
 // set writes a setting in the calling thread's namespace.
 func (t Target) set(s setting) error {
-	err := writeConf(cmp.Or(s.family, "ipv6"), cmp.Or(s.link, t.Name), s.name, s.value)
+	err := sysctl.Net(cmp.Or(s.family, "ipv6"), "conf", cmp.Or(s.link, t.Name), s.name).Write(s.value)
 	if s.required {
 		return err
 	}

@@ -13,8 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// Verify compares the interface with the result. It returns all differences joined, with code 101. Addresses and routes
-// that the result does not have are not a difference.
+// Verify compares the interface with the result. It returns all differences joined, with code 101.
 func Verify(t Target, res *cni.Result) error {
 	want := newWantedState(t, res)
 	link, err := t.Conn.Link(t.Name)
@@ -100,8 +99,7 @@ type wantedState struct {
 	v6     bool // the interface needs IPv6
 }
 
-// route is a wanted route. Table is 0 if the result has no table or the main table. Such a route may be in any table,
-// because a later plugin (sbr, vrf) may have moved it.
+// route is a wanted route. Table is 0 if the result has no table or the main table. Such a route may be in any table.
 type route struct {
 	rtnl.Route
 	hasScope bool // Scope must match

@@ -131,8 +131,7 @@ func deleteUnanswered(all []Config) error {
 	return errors.Join(errs...)
 }
 
-// Del removes the attachment's rules, including rules that the reference plugins added, from both backends. It succeeds
-// if the attachment has no rules, and continues after a failure.
+// Del removes the attachment's rules. It succeeds if there are none, and continues after a failure.
 func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	return errors.Join(
 		nft.IfSupported(delNFTables(ctx, nf, c)),
@@ -157,9 +156,9 @@ func DelElements(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	return nft.IfSupported(err)
 }
 
-// Check compares the kernel's rules with the attachment's rules and the shared rules. Differences have code 101. It
-// also accepts rules of the other backend and of the reference plugins, because the backend or the plugins may have
-// been replaced while the container was running.
+// Check compares the kernel's rules with the attachment's rules and the shared rules. It also accepts rules of the
+// other backend and of the reference plugins, because the configuration or the plugins may have been replaced while
+// the container was running. Differences have code 101.
 func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
@@ -176,8 +175,7 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
-// GC removes, from both backends, the rules of attachments on valid's network that are not in valid, including the
-// reference plugins' rules.
+// GC removes the rules of attachments on valid's network that are not in valid.
 func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	return errors.Join(
 		nft.IfSupported(Config{}.owned().Sweep(ctx, nf, valid.IsGarbage)),

@@ -13,29 +13,24 @@ import (
 )
 
 // Gone returns a function that reports whether a namespace of this boot, which has a cookie, certainly no longer
-// exists: no process is in it, and no descriptor or mount refers to it. Since Linux 6.18, the kernel answers this. On
-// older kernels, Gone searches all processes. It fails if a process may be hidden.
-func Gone() (isGone func(Identity) bool, err error) {
-	if isGone, err = kernelTest(); err == nil {
-		return isGone, nil
-	}
-	if err := checkVisible(); err != nil {
-		return nil, err
-	}
-	return processTest("/proc")
-}
+// exists: no process is in it, and no descriptor or mount refers to it.
+func Gone() (isGone func(Identity) bool, err error) { return kernelTestOr(processTest, "/proc") }
 
 // MayBeGone returns a function that reports whether a namespace of this boot may no longer exist. The function asks the
 // kernel or, before Linux 6.18, reports whether no runtime has pinned the namespace. Its cost therefore does not depend
 // on the number of processes. MayBeGone returns an error in the same cases as Gone.
-func MayBeGone() (mayBeGone func(Identity) bool, err error) {
-	if mayBeGone, err = kernelTest(); err == nil {
-		return mayBeGone, nil
+func MayBeGone() (mayBeGone func(Identity) bool, err error) { return kernelTestOr(pinTest, Pins) }
+
+// kernelTestOr returns the kernel's test or, before Linux 6.18, the result of search for a directory. It returns an
+// error if processes that search cannot see may use a namespace.
+func kernelTestOr(search func(dir string) (func(Identity) bool, error), dir string) (func(Identity) bool, error) {
+	if test, err := kernelTest(); err == nil {
+		return test, nil
 	}
 	if err := checkVisible(); err != nil {
 		return nil, err
 	}
-	return pinTest(Pins)
+	return search(dir)
 }
 
 // kernelTest implements Gone for Linux 6.18 and later. A kernel that cannot open namespaces by their cookies, or does

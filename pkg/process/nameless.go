@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunNameless runs a program that receives text from a configuration, like Run. The program cannot look up names of
-// hosts, services, users and groups, so it never waits for a name server. It does not see /run, where the sockets of
-// name services and the lock of iptables are.
+// RunNameless is Run in a new mount namespace, in which the program cannot look up names of hosts, services, users and
+// groups. It does not see /run, where the sockets of name services and the lock of iptables are.
 func (c Command) RunNameless(ctx context.Context) error {
 	netns, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {

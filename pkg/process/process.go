@@ -6,9 +6,8 @@
 //
 // A program inherits only the descriptors that Command lists, also if the runtime left others open in this process.
 //
-// RunNameless is for programs that receive text from a configuration, for example iptables with conditions of portmap.
-// It hides the sources of names (hosts, services, users) from the program, because a lookup could wait for a name
-// server for seconds. It needs a mount namespace for this, which costs a few system calls.
+// RunNameless is for programs that receive text from a configuration, for example iptables with conditions of portmap,
+// because a lookup of a name in the text could wait for a name server for seconds.
 package process
 
 import (

@@ -1,8 +1,8 @@
 // Package ranges implements the address ranges of the IPAM plugins host-local and cluster-local.
 //
-// A Range is part of a subnet; its gateway is never assigned. A Set is a list of ranges of one address family, and an
-// attachment gets one address from each set. The package parses ranges, sets, exclusions and requested addresses, with
-// the same keys and messages for both plugins. It does not know which addresses are in use.
+// A Range is part of a subnet; its gateway is never assigned. A Set is a list of ranges. The package parses ranges,
+// sets, exclusions and requested addresses, with the same keys and messages for both plugins. It does not know which
+// addresses are in use.
 package ranges
 
 import (

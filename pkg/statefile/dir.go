@@ -192,10 +192,8 @@ func (d *Dir) Remove(name string) error {
 		return d.pathError("remove", name, fs.ErrInvalid)
 	}
 	err := unix.Unlinkat(d.fd, name, 0)
-	if err == unix.EROFS { // the kernel's answer even if the file does not exist
-		if accessErr := unix.Faccessat(d.fd, name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW); accessErr == unix.ENOENT {
-			return nil
-		}
+	if err == unix.EROFS && unix.Faccessat(d.fd, name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW) == unix.ENOENT {
+		err = unix.ENOENT // the kernel checks for EROFS first
 	}
 	if err == unix.ENOENT {
 		return nil
@@ -279,16 +277,11 @@ func Writable(path string) error {
 		err = errors.Join(err, unix.Close(fd))
 	case err == unix.ENOENT && path != filepath.Dir(path):
 		return Writable(filepath.Dir(path))
-	case isUnnamedUnsupported(err):
+	case err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL: // the file system has no unnamed files
 		err = unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 	}
 	if err != nil {
 		return &fs.PathError{Op: "write in", Path: path, Err: err}
 	}
 	return nil
-}
-
-// isUnnamedUnsupported reports whether an error means that the file system does not support unnamed files (O_TMPFILE).
-func isUnnamedUnsupported(err error) bool {
-	return err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL
 }

@@ -98,7 +98,7 @@ func (k Key) Read() (string, error) {
 	return value, k.failure("read", err)
 }
 
-// Write sets the value, unless the current value is Equal. A read-only /proc/sys is an error only if they differ.
+// Write sets the value, unless the current value is Equal.
 func (k Key) Write(value string) error {
 	have, err := k.Read()
 	if errors.Is(err, ErrInvalidKey) || (err == nil && Equal(have, value)) {
