@@ -378,9 +378,6 @@ var _ = Describe("plan", func() {
 		_, err := planOf("", Lease(addrs...))
 		Expect(err).To(MatchError(ContainSubstring(want)))
 	},
-		Entry("no gateway", "address 10.1.0.2/24: has no gateway", "10.1.0.2/24"),
-		Entry("no gateway of the second", "address 2001:db8::2/64: has no gateway", "10.1.0.2/24 10.1.0.1",
-			"2001:db8::2/64"),
 		Entry("a gateway of the other family", "address 10.1.0.2/24: its gateway 2001:db8::1 ",
 			"10.1.0.2/24 2001:db8::1"),
 		Entry("an IPv4 gateway of IPv6", "address 2001:db8::2/64: its gateway 10.1.0.1 ", "2001:db8::2/64 10.1.0.1"),
@@ -391,15 +388,6 @@ var _ = Describe("plan", func() {
 		Entry("a multicast address", "its gateway ff02::1 ", "2001:db8::2/64 ff02::1"),
 		Entry("the loopback address", "its gateway 127.0.0.1 ", "10.1.0.2/24 127.0.0.1"),
 	)
-
-	It("keeps IPAM's routes and the lease", func() {
-		lease, err := cni.DecodeResult([]byte(`{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
-			"routes":[{"dst":"0.0.0.0/0"}]}`), "1.1.0")
-		Expect(err).NotTo(HaveOccurred())
-		p := nstest.Must(makePlan(config{}, lease))
-		Expect(p.Result.Routes).To(Equal(lease.Routes))
-		Expect(lease.IPs[0].Interface).To(BeNil())
-	})
 })
 
 // FuzzCall makes up whole calls.
