@@ -281,18 +281,6 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 			HavePrefix("POST"), HavePrefix("POST"), "GET "+addresses))
 	})
 
-	It("finds the last free address of a larger set by a list, in pages", func() {
-		s := newServer()
-		s.page = 100
-		for i := 2; i < 255; i++ {
-			if i != 77 {
-				s.addLease("default", fmt.Sprint("10.30.0.", i), "node-b", 0)
-			}
-		}
-		n := s.node("node-a", `[[{"subnet": "10.30.0.0/24"}]]`)
-		Expect(n.add("one")).To(Equal("10.30.0.77"))
-	})
-
 	It("gets no more leases in one answer than it asks for, however large the space is", func() {
 		s := newServer()
 		for i := range 3 * pageSize / 2 {
