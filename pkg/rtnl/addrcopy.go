@@ -14,7 +14,7 @@ import (
 // AddrCopy is an address of a link with all attributes that the kernel reports. It can be stored and added elsewhere.
 type AddrCopy struct {
 	Header unix.IfAddrmsg `json:"header"`
-	Attrs  []attribute    `json:"attrs"` // IFA_*
+	Attrs  attrList       `json:"attrs"` // IFA_*
 }
 
 const (
@@ -46,13 +46,13 @@ func isIP(family uint8) bool { return family == unix.AF_INET || family == unix.A
 
 // Prefix returns the address with its prefix length, which is the length of the peer's prefix if there is a peer.
 func (a AddrCopy) Prefix() netip.Prefix {
-	addr := cmp.Or(addrOf(valueOf(a.Attrs, unix.IFA_LOCAL)), addrOf(valueOf(a.Attrs, unix.IFA_ADDRESS)))
+	addr := cmp.Or(addrOf(a.Attrs.value(unix.IFA_LOCAL)), addrOf(a.Attrs.value(unix.IFA_ADDRESS)))
 	return netip.PrefixFrom(addr, int(a.Header.Prefixlen))
 }
 
 // Subnet returns the subnet to which the kernel adds a route: the peer's subnet if there is a peer, otherwise its own.
 func (a AddrCopy) Subnet() netip.Prefix {
-	return netip.PrefixFrom(addrOf(valueOf(a.Attrs, unix.IFA_ADDRESS)), int(a.Header.Prefixlen)).Masked()
+	return netip.PrefixFrom(addrOf(a.Attrs.value(unix.IFA_ADDRESS)), int(a.Header.Prefixlen)).Masked()
 }
 
 // IsLinkLocal6 reports whether the address is an IPv6 link-local address.
@@ -64,13 +64,13 @@ func (a AddrCopy) IsLinkLocal6() bool {
 // addresses and addresses from router advertisements. It returns false for link-local addresses before Linux 5.18,
 // because that kernel does not mark them.
 func (a AddrCopy) IsAutomatic() bool {
-	proto := valueOf(a.Attrs, ifaProto)
+	proto := a.Attrs.value(ifaProto)
 	return a.IsAdvertised() || len(proto) == 1 && proto[0] == protoKernel
 }
 
 // IsAdvertised reports whether the address was formed from a router advertisement.
 func (a AddrCopy) IsAdvertised() bool {
-	proto := valueOf(a.Attrs, ifaProto)
+	proto := a.Attrs.value(ifaProto)
 	isManaged := a.Has(unix.IFA_F_MANAGETEMPADDR) && !a.Has(unix.IFA_F_PERMANENT)
 	return a.Header.Family == unix.AF_INET6 && isManaged || a.IsTemporary() ||
 		len(proto) == 1 && proto[0] == protoRA
@@ -82,19 +82,18 @@ func (a AddrCopy) IsTemporary() bool {
 }
 
 // Has reports whether the address has a flag, one of unix.IFA_F_*.
-func (a AddrCopy) Has(flag uint32) bool { return number(valueOf(a.Attrs, unix.IFA_FLAGS))&flag != 0 }
+func (a AddrCopy) Has(flag uint32) bool { return number(a.Attrs.value(unix.IFA_FLAGS))&flag != 0 }
 
 // Without returns the address without an attribute, one of unix.IFA_*.
 func (a AddrCopy) Without(kind uint16) AddrCopy {
-	a.Attrs = without(a.Attrs, kind)
+	a.Attrs = a.Attrs.without(kind)
 	return a
 }
 
 // WithoutDAD returns the address with the flag nodad: the kernel adds it without duplicate address detection.
 func (a AddrCopy) WithoutDAD() AddrCopy {
-	flags := number(valueOf(a.Attrs, unix.IFA_FLAGS)) | unix.IFA_F_NODAD
-	a = a.Without(unix.IFA_FLAGS)
-	a.Attrs = append(a.Attrs, attribute{unix.IFA_FLAGS, nl.Uint32Attr(flags)})
+	flags := number(a.Attrs.value(unix.IFA_FLAGS)) | unix.IFA_F_NODAD
+	a.Attrs = a.Attrs.with(unix.IFA_FLAGS, nl.Uint32Attr(flags))
 	return a
 }
 
@@ -117,7 +116,7 @@ func (a AddrCopy) Permanent() AddrCopy {
 // withLifetimes changes the preferred and the valid lifetime, which are the first two fields of struct ifa_cacheinfo.
 // ok is false if the valid lifetime is 0.
 func (a AddrCopy) withLifetimes(change func(left uint32) uint32) (_ AddrCopy, ok bool) {
-	info := bytes.Clone(valueOf(a.Attrs, unix.IFA_CACHEINFO))
+	info := bytes.Clone(a.Attrs.value(unix.IFA_CACHEINFO))
 	if len(info) < 8 {
 		return a, true
 	}
@@ -129,8 +128,7 @@ func (a AddrCopy) withLifetimes(change func(left uint32) uint32) (_ AddrCopy, ok
 		}
 		binary.NativeEndian.PutUint32(info[4*i:], left)
 	}
-	a = a.Without(unix.IFA_CACHEINFO)
-	a.Attrs = append(a.Attrs, attribute{unix.IFA_CACHEINFO, info})
+	a.Attrs = a.Attrs.with(unix.IFA_CACHEINFO, info)
 	return a, number(info[4:8]) > 0
 }
 
@@ -138,18 +136,20 @@ func (a AddrCopy) withLifetimes(change func(left uint32) uint32) (_ AddrCopy, ok
 func (c *Conn) AddAddrCopy(index int, a AddrCopy) error {
 	msg := &nl.IfAddrmsg{IfAddrmsg: a.Header}
 	msg.Index, msg.Flags = uint32(index), 0 // the attribute has all flags
-	attrs := []*nl.RtAttr{nl.NewRtAttr(unix.IFA_FLAGS,
-		nl.Uint32Attr(number(valueOf(a.Attrs, unix.IFA_FLAGS))&addedFlags))}
-	for _, attr := range a.Without(unix.IFA_FLAGS).Attrs {
-		attrs = append(attrs, nl.NewRtAttr(int(attr.Kind), attr.Value))
-	}
+	flags := nl.Uint32Attr(number(a.Attrs.value(unix.IFA_FLAGS)) & addedFlags)
+	attrs := a.Attrs.with(unix.IFA_FLAGS, flags).encode()
 	_, err := c.send(unix.RTM_NEWADDR, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, msg, attrs...)
 	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix()), ignore(err, unix.EEXIST))
 }
 
 // RuleCopies lists the rules of both families in their order. A message about a rule has the same layout as a message
 // about a route, so that a RouteCopy can also be a rule. Without routing policy, there are none.
-func (c *Conn) RuleCopies() (rules []RouteCopy, err error) {
+func (c *Conn) RuleCopies() ([]RouteCopy, error) {
+	rules, err := c.dumpRules()
+	return wholeList(rules, wrap("list rules", ignore(err, unix.EOPNOTSUPP)))
+}
+
+func (c *Conn) dumpRules() (rules []RouteCopy, err error) {
 	const inverted, padding = 2, 18 // FIB_RULE_INVERT, FRA_PAD
 	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{})
 	for _, answer := range answers {
@@ -159,7 +159,7 @@ func (c *Conn) RuleCopies() (rules []RouteCopy, err error) {
 			rules = append(rules, r.without(padding))
 		}
 	}
-	return wholeList(rules, wrap("list rules", ignore(err, unix.EOPNOTSUPP)))
+	return rules, err
 }
 
 // RuleSrc returns the source that a rule selects. The zero Prefix means any source.

@@ -18,14 +18,52 @@ import (
 // A route with several next hops has the attribute RTA_MULTIPATH, a list of struct rtnexthop, each followed by
 // attributes of its own. A route with one next hop has RTA_OIF and RTA_GATEWAY or RTA_VIA instead.
 type RouteCopy struct {
-	Header unix.RtMsg  `json:"header"`
-	Attrs  []attribute `json:"attrs"`
+	Header unix.RtMsg `json:"header"`
+	Attrs  attrList   `json:"attrs"` // RTA_*, or FRA_* of a rule
 }
 
-// attribute is an attribute of a RouteCopy or an AddrCopy, in the kernel's encoding.
+// attrList contains the attributes of a RouteCopy or an AddrCopy. Like these, it is immutable.
+type attrList []attribute
+
+// attribute is an attribute in the kernel's encoding.
 type attribute struct {
-	Kind  uint16 `json:"kind"` // RTA_*
+	Kind  uint16 `json:"kind"`
 	Value []byte `json:"value"`
+}
+
+func readAttrs(b []byte) (list attrList) {
+	attrs, _ := nl.ParseRouteAttr(b) // the kernel's are well-formed
+	for _, a := range attrs {
+		list = append(list, attribute{a.Attr.Type, a.Value})
+	}
+	return list
+}
+
+// value returns the value of an attribute, or nil if it is missing.
+func (list attrList) value(kind uint16) []byte {
+	i := slices.IndexFunc(list, func(a attribute) bool { return a.Kind == kind })
+	if i < 0 {
+		return nil
+	}
+	return list[i].Value
+}
+
+func (list attrList) without(kinds ...uint16) attrList {
+	isListed := func(a attribute) bool { return slices.Contains(kinds, a.Kind) }
+	return slices.DeleteFunc(slices.Clone(list), isListed)
+}
+
+func (list attrList) with(kind uint16, value []byte) attrList {
+	return append(list.without(kind), attribute{kind, value})
+}
+
+// encode returns the attributes as parts of a message.
+func (list attrList) encode() []*nl.RtAttr {
+	attrs := make([]*nl.RtAttr, len(list))
+	for i, a := range list {
+		attrs[i] = nl.NewRtAttr(int(a.Kind), a.Value)
+	}
+	return attrs
 }
 
 // Offsets in struct rtnexthop.
@@ -100,38 +138,15 @@ func readCopy(message []byte) (r RouteCopy) {
 	return r
 }
 
-func readAttrs(b []byte) (list []attribute) {
-	attrs, _ := nl.ParseRouteAttr(b) // the kernel's are well-formed
-	for _, a := range attrs {
-		list = append(list, attribute{a.Attr.Type, a.Value})
-	}
-	return list
-}
-
-// valueOf returns the value of an attribute, or nil if it is missing.
-func valueOf(attrs []attribute, kind uint16) []byte {
-	i := slices.IndexFunc(attrs, func(a attribute) bool { return a.Kind == kind })
-	if i < 0 {
-		return nil
-	}
-	return attrs[i].Value
-}
-
-func (r RouteCopy) value(kind uint16) []byte { return valueOf(r.Attrs, kind) }
+func (r RouteCopy) value(kind uint16) []byte { return r.Attrs.value(kind) }
 
 func (r RouteCopy) without(kinds ...uint16) RouteCopy {
-	r.Attrs = without(r.Attrs, kinds...)
+	r.Attrs = r.Attrs.without(kinds...)
 	return r
 }
 
-func without(attrs []attribute, kinds ...uint16) []attribute {
-	isListed := func(a attribute) bool { return slices.Contains(kinds, a.Kind) }
-	return slices.DeleteFunc(slices.Clone(attrs), isListed)
-}
-
 func (r RouteCopy) with(kind uint16, value []byte) RouteCopy {
-	r = r.without(kind)
-	r.Attrs = append(r.Attrs, attribute{kind, value})
+	r.Attrs = r.Attrs.with(kind, value)
 	return r
 }
 
@@ -171,15 +186,17 @@ func (r RouteCopy) HasGateway() bool {
 	return r.value(unix.RTA_GATEWAY) != nil || r.value(unix.RTA_VIA) != nil || r.value(unix.RTA_MULTIPATH) != nil
 }
 
-// GatewaysLast compares routes for an order in which the kernel accepts them: routes with a gateway come last.
-func GatewaysLast(a, b RouteCopy) int {
-	switch {
-	case a.HasGateway() == b.HasGateway():
-		return 0
-	case a.HasGateway():
-		return 1
+// GatewaysLast returns routes in an order in which the kernel accepts them: routes with a gateway come last.
+func GatewaysLast(routes []RouteCopy) []RouteCopy {
+	var direct, viaGateway []RouteCopy
+	for _, r := range routes {
+		if r.HasGateway() {
+			viaGateway = append(viaGateway, r)
+		} else {
+			direct = append(direct, r)
+		}
 	}
-	return -1
+	return append(direct, viaGateway...)
 }
 
 // nextHops splits the value of RTA_MULTIPATH into the next hops. It returns nil if the route has no list.
@@ -197,9 +214,8 @@ func (r RouteCopy) nextHops() (hops [][]byte) {
 
 // singleHop returns r with only one next hop of its list.
 func (r RouteCopy) singleHop(hop []byte) RouteCopy {
-	r = r.without(unix.RTA_MULTIPATH)
+	r = r.without(unix.RTA_MULTIPATH).with(unix.RTA_OIF, hopLink(hop))
 	r.Header.Flags |= uint32(hop[hopFlagsOffset])
-	r.Attrs = append(r.Attrs, attribute{unix.RTA_OIF, hopLink(hop)})
 	r.Attrs = append(r.Attrs, readAttrs(hop[unix.SizeofRtNexthop:binary.NativeEndian.Uint16(hop)])...)
 	return r
 }
@@ -381,6 +397,19 @@ func (c *Conn) RestoreShared(link int, r RouteCopy) error {
 	return ignore(err, unix.EEXIST)
 }
 
+// KeepOtherHops replaces a route that a link shares with other links by the route with only the next hops of the other
+// links. It does nothing if the route has no such next hops.
+func (c *Conn) KeepOtherHops(link int, r RouteCopy) error {
+	others, shared := r.HopsNotThrough(link)
+	if !shared {
+		return nil
+	}
+	if err := c.DelCopy(r); err != nil {
+		return err
+	}
+	return c.AddCopy(others)
+}
+
 // PrepareRestore prepares the restoration of a route that a link shared with other links: it deletes the route that has
 // only the next hops of the other links. It returns true if the whole route can be restored or exists, and false if
 // neither that route nor the route through the other links exists.
@@ -405,10 +434,6 @@ func (c *Conn) DelCopy(r RouteCopy) error {
 }
 
 func (c *Conn) sendCopy(kind, flags int, r RouteCopy) error {
-	attrs := make([]*nl.RtAttr, len(r.Attrs))
-	for i, a := range r.Attrs {
-		attrs[i] = nl.NewRtAttr(int(a.Kind), a.Value)
-	}
-	_, err := c.send(kind, unix.NLM_F_ACK|flags, &nl.RtMsg{RtMsg: r.Header}, attrs...)
+	_, err := c.send(kind, unix.NLM_F_ACK|flags, &nl.RtMsg{RtMsg: r.Header}, r.Attrs.encode()...)
 	return err
 }

@@ -178,7 +178,7 @@ var _ = Describe("events that overran the socket", func() {
 			ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(nstest.Hang))
 			defer cancel()
 			looks := 0
-			Expect(c.wait(ctx, unix.RTNLGRP_LINK, 1, func() (string, error) {
+			Expect(c.wait(ctx, 1, func() (string, error) {
 				looks++
 				switch looks {
 				case 1: // before the subscription

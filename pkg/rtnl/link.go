@@ -363,15 +363,15 @@ type Addr struct {
 
 // Addrs lists the addresses of both families of a link.
 func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
-	err = c.retry(func(h *netlink.Handle) error {
-		list, err := h.AddrList(byIndex(index), netlink.FAMILY_ALL)
-		addrs = make([]Addr, len(list))
-		for i, a := range list {
-			addrs[i] = readAddr(a)
-		}
-		return err
-	})
-	return wholeList(addrs, c.linkError(index, "list addresses", err))
+	copies, err := c.AddrCopies(index)
+	for _, a := range copies {
+		addrs = append(addrs, Addr{
+			Prefix: a.Prefix(), NoDAD: a.Has(unix.IFA_F_NODAD), NoPrefixRoute: a.Has(unix.IFA_F_NOPREFIXROUTE),
+			Permanent: a.Has(unix.IFA_F_PERMANENT), Tentative: a.Has(unix.IFA_F_TENTATIVE),
+			DADFailed: a.Has(unix.IFA_F_DADFAILED),
+		})
+	}
+	return addrs, err
 }
 
 // EachAddr calls do for each address of the namespace, with the index of its link. If the list changes while it is
@@ -425,19 +425,6 @@ func (c *Conn) HasNeighbor(index int, addr netip.Addr) bool {
 	return err == nil && len(answers) > 0 && binary.NativeEndian.Uint16(answers[0][8:])&known != 0
 }
 
-func readAddr(n netlink.Addr) Addr {
-	has := func(flag int) bool { return n.Flags&flag != 0 }
-	a := Addr{
-		Prefix: prefixOf(n.IPNet), NoDAD: has(unix.IFA_F_NODAD), NoPrefixRoute: has(unix.IFA_F_NOPREFIXROUTE),
-		Permanent: has(unix.IFA_F_PERMANENT),
-		Tentative: has(unix.IFA_F_TENTATIVE), DADFailed: has(unix.IFA_F_DADFAILED),
-	}
-	if n.Peer != nil { // the prefix length is the peer's
-		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), prefixOf(n.Peer).Bits())
-	}
-	return a
-}
-
 // AddAddr adds an address to a link. The broadcast address is the last address of the subnet. The error matches EEXIST
 // if the link has the address.
 func (c *Conn) AddAddr(index int, a Addr) error {
@@ -463,14 +450,6 @@ func (c *Conn) DelAddr(index int, p netip.Prefix) error {
 func addrOf(ip net.IP) netip.Addr {
 	addr, _ := netip.AddrFromSlice(ip)
 	return addr
-}
-
-func prefixOf(n *net.IPNet) netip.Prefix {
-	if n == nil {
-		return netip.Prefix{}
-	}
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(addrOf(n.IP).Unmap(), bits) // the library's 0.0.0.0 has 16 bytes
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

@@ -109,16 +109,11 @@ func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
 // IsUnreachable reports whether err of a route lookup means that the namespace sends no packet to the address, because
 // it has no route, has a route of type unreachable, prohibit or blackhole, or lacks the family. It also returns true if
 // a rule of the routing policy forbids only the namespace's own packets.
-func IsUnreachable(err error) bool {
-	return err != nil && ignore(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
-		unix.EAFNOSUPPORT, unix.EOPNOTSUPP) == nil
-}
+func IsUnreachable(err error) bool { return err != nil && ignoreUnreachable(err) == nil }
 
 func ignoreUnreachable(err error) error {
-	if IsUnreachable(err) {
-		return nil
-	}
-	return err
+	return ignore(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
+		unix.EAFNOSUPPORT, unix.EOPNOTSUPP)
 }
 
 // DefaultRouter returns the next hop of a family's default route, and the index of the route's link. It returns the
@@ -184,15 +179,10 @@ func (r Rule) String() string { return fmt.Sprintf("from %s lookup %d", r.Src, r
 
 // Rules lists the rules of both families in their order. Without routing policy, the error is EOPNOTSUPP.
 func (c *Conn) Rules() (rules []Rule, err error) {
-	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{}) // struct fib_rule_hdr has the same layout
-	for _, answer := range answers {
-		header, attrs := nl.DeserializeRtMsg(answer), attributes(answer[unix.SizeofRtMsg:])
-		r := Rule{Src: defaultDst(int(header.Family)), Table: number(attrs[nl.FRA_TABLE]),
-			Priority: number(attrs[nl.FRA_PRIORITY])}
-		if src := addrOf(attrs[nl.FRA_SRC]); src.IsValid() {
-			r.Src = netip.PrefixFrom(src, int(header.Src_len))
-		}
-		rules = append(rules, r)
+	copies, err := c.dumpRules()
+	for _, r := range copies {
+		src := cmp.Or(r.RuleSrc(), defaultDst(int(r.Header.Family)))
+		rules = append(rules, Rule{Src: src, Table: r.Table(), Priority: number(r.value(nl.FRA_PRIORITY))})
 	}
 	return wholeList(rules, wrap("list rules", err))
 }
@@ -224,11 +214,11 @@ func (c *Conn) AddRule(r Rule) error {
 
 // DelRule deletes a rule with a source.
 func (c *Conn) DelRule(r Rule) error {
-	return wrap("delete rule "+r.String(), ignore(c.sendCopy(unix.RTM_DELRULE, 0, r.encode()), unix.ENOENT))
+	return c.DelRuleCopy(r.encode())
 }
 
 func (r Rule) encode() RouteCopy {
 	header := unix.RtMsg{Family: uint8(FamilyOf(r.Src.Addr())), Src_len: uint8(r.Src.Bits())}
-	return RouteCopy{Header: header, Attrs: []attribute{{nl.FRA_SRC, r.Src.Addr().AsSlice()},
+	return RouteCopy{Header: header, Attrs: attrList{{nl.FRA_SRC, r.Src.Addr().AsSlice()},
 		{nl.FRA_TABLE, nl.Uint32Attr(r.Table)}, {nl.FRA_PRIORITY, nl.Uint32Attr(r.Priority)}}}
 }

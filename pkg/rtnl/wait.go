@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -22,7 +23,7 @@ var ErrDuplicate = errors.New("in use by another host (duplicate address detecti
 // until a worker of the kernel has handled its first change of the carrier. Until then the pair may drop packets. If
 // ctx ends, the error of this and of all other waits names the missing condition and matches the cause of ctx.
 func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
-	err = c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
+	err = c.wait(ctx, index, func() (string, error) {
 		l, err = c.LinkByIndex(index)
 		if l.Oper == "up" || (l.Oper == "unknown" && l.Carrier && !l.IsPairEnd()) {
 			return "", err
@@ -34,7 +35,7 @@ func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 
 // WaitGone waits until a link no longer exists.
 func (c *Conn) WaitGone(ctx context.Context, index int) error {
-	return c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
+	return c.wait(ctx, index, func() (string, error) {
 		_, err := c.LinkByIndex(index)
 		if errors.Is(err, ErrNoLink) {
 			return "", nil
@@ -46,41 +47,43 @@ func (c *Conn) WaitGone(ctx context.Context, index int) error {
 // WaitDAD waits until no address of the link is tentative. It returns immediately with an error that matches
 // ErrDuplicate if another host has an address.
 func (c *Conn) WaitDAD(ctx context.Context, index int) error {
-	return c.wait(ctx, unix.RTNLGRP_IPV6_IFADDR, index, func() (string, error) {
+	return c.wait(ctx, index, func() (string, error) {
 		addrs, err := c.Addrs(index)
 		pending := ""
 		for _, a := range addrs {
 			switch {
 			case a.DADFailed:
-				return "", c.linkError(index, fmt.Sprintf("address %s", a.Prefix), ErrDuplicate)
+				return "", c.duplicateError(index, a.Prefix)
 			case a.Tentative:
 				pending = fmt.Sprintf("duplicate address detection of %s", a.Prefix)
 			}
 		}
 		return pending, err
-	})
+	}, unix.RTNLGRP_IPV6_IFADDR)
 }
 
 // WaitLinkLocal waits until a link has a usable IPv6 link-local address, and returns it.
 func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (addr netip.Addr, err error) {
-	err = c.wait(ctx, 0, index, func() (string, error) {
-		addrs, err := c.Addrs(index)
+	var duplicate error
+	err = c.WaitAddrs(ctx, index, func(addrs []AddrCopy) string {
 		for _, a := range addrs {
 			switch {
-			case !a.Prefix.Addr().Is6() || !a.Prefix.Addr().IsLinkLocalUnicast():
-			case a.DADFailed:
-				return "", c.linkError(index, fmt.Sprintf("address %s", a.Prefix), ErrDuplicate)
-			case !a.Tentative:
-				addr = a.Prefix.Addr()
-				return "", err
+			case !a.IsLinkLocal6():
+			case a.Has(unix.IFA_F_DADFAILED):
+				duplicate = c.duplicateError(index, a.Prefix())
+				return ""
+			case !a.Has(unix.IFA_F_TENTATIVE):
+				addr = a.Prefix().Addr()
+				return ""
 			}
 		}
-		if err != nil {
-			return "", err
-		}
-		return "a link-local address", c.checkExists(index)
+		return "a link-local address"
 	})
-	return addr, err
+	return addr, cmp.Or(err, duplicate)
+}
+
+func (c *Conn) duplicateError(index int, addr netip.Prefix) error {
+	return c.linkError(index, fmt.Sprintf("address %s", addr), ErrDuplicate)
 }
 
 // WaitLocal waits until the namespace receives packets for IPv6 addresses of a link. The kernel adds an address before
@@ -88,7 +91,7 @@ func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (addr netip.Addr, e
 func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) error {
 	// The link is given because it may be in a VRF, which has its own tables.
 	link := nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index)))
-	return c.wait(ctx, unix.RTNLGRP_IPV6_ROUTE, index, func() (string, error) {
+	return c.wait(ctx, index, func() (string, error) {
 		for _, a := range addrs {
 			found, err := c.lookupRoute(a, 0, link)
 			if err = ignoreUnreachable(err); err != nil || found.Type != unix.RTN_LOCAL {
@@ -96,32 +99,22 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 			}
 		}
 		return "", nil
-	})
+	}, unix.RTNLGRP_IPV6_ROUTE)
 }
 
 // WaitAddrs waits until missing, which receives the addresses of a link, returns an empty string.
 func (c *Conn) WaitAddrs(ctx context.Context, index int, missing func([]AddrCopy) string) error {
-	return c.wait(ctx, 0, index, func() (string, error) {
+	return c.wait(ctx, index, func() (string, error) {
 		addrs, err := c.AddrCopies(index)
 		if err != nil {
 			return "", err
 		}
-		text := missing(addrs)
-		if text == "" {
-			return "", nil
-		}
-		return text, c.checkExists(index)
-	})
+		return missing(addrs), nil
+	}, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 }
 
-// checkExists returns an error that matches ErrNoLink if the link does not exist. The kernel then lists no addresses.
-func (c *Conn) checkExists(index int) error {
-	_, err := c.LinkByIndex(index)
-	return err
-}
-
-// WaitQuiet waits until no address of a link, no route and no rule has changed for a time. It returns early if ctx ends
-// or the changes cannot be read.
+// WaitQuiet waits until no address of a link, no route through it and no rule has changed for a time. It returns early
+// if ctx ends or the changes cannot be read.
 func (c *Conn) WaitQuiet(ctx context.Context, index int, quiet time.Duration) {
 	events, err := c.subscribe(unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
 		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
@@ -133,35 +126,38 @@ func (c *Conn) WaitQuiet(ctx context.Context, index int, quiet time.Duration) {
 	timer := time.AfterFunc(quiet, end)
 	defer timer.Stop()
 	defer context.AfterFunc(ctx, end)()
-	for nextEvent(events, index) == nil {
+	for err == nil {
 		timer.Reset(quiet)
+		_, err = nextEvent(events, index)
 	}
 }
 
-// wait calls check now and after each event of the group, until check returns an error or an empty string. The string
-// names the missing condition. Group 0 selects links and the addresses of both families.
-func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (missing string, err error)) error {
+// wait calls check now and after each event of the link or of groups, until check returns an error or an empty string.
+// The string names the missing condition. If there are groups, check does not read the link, and wait returns an error
+// that matches ErrNoLink if the link is deleted.
+func (c *Conn) wait(ctx context.Context, index int, check func() (missing string, err error), groups ...uint) error {
 	// Usually nothing is missing, and this check saves the cost of a subscription.
 	if missing, err := check(); missing == "" || err != nil {
 		return err
 	}
-	groups := []uint{group}
-	if group == 0 {
-		groups = []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR}
-	}
-	events, err := c.subscribe(groups...)
+	events, err := c.subscribe(append(groups, unix.RTNLGRP_LINK)...)
 	if err != nil {
 		return c.linkError(index, "subscribe to changes", err)
 	}
 	defer events.Close()
 	defer context.AfterFunc(ctx, func() { events.Close() })()
-	for {
-		// The check follows the subscription, so that no change between the two is missed.
+	// Both checks follow the subscription, so that no change between the two is missed.
+	for mayBeDeleted := true; ; {
+		if mayBeDeleted && len(groups) > 0 {
+			if _, err := c.LinkByIndex(index); err != nil {
+				return err
+			}
+		}
 		missing, err := check()
 		if missing == "" || err != nil {
 			return err
 		}
-		err = nextEvent(events, index)
+		mayBeDeleted, err = nextEvent(events, index)
 		if ctx.Err() != nil {
 			return c.linkError(index, "wait for "+missing, context.Cause(ctx))
 		}
@@ -171,21 +167,31 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (mi
 	}
 }
 
-// nextEvent returns after an event of the link or of any route or rule. It also returns if events were lost.
-func nextEvent(events *nl.NetlinkSocket, index int) error {
+// nextEvent returns after an event of the link, of a route through it or of any rule. It also returns if events were
+// lost. mayBeDeleted is false if the link was certainly not deleted.
+func nextEvent(events *nl.NetlinkSocket, index int) (mayBeDeleted bool, err error) {
 	for {
 		messages, _, err := events.Receive()
 		if errors.Is(err, unix.ENOBUFS) {
-			return nil
+			return true, nil
 		}
-		if err != nil || slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool {
-			// The headers of links and addresses have the index at the same offset. A route's header has none.
-			return m.Header.Type == unix.RTM_NEWROUTE || m.Header.Type == unix.RTM_NEWRULE ||
-				len(m.Data) >= 8 && binary.NativeEndian.Uint32(m.Data[4:]) == uint32(index)
-		}) {
-			return err
+		messages = slices.DeleteFunc(messages, func(m syscall.NetlinkMessage) bool { return !isAbout(m, index) })
+		if err != nil || len(messages) > 0 {
+			isDeletion := func(m syscall.NetlinkMessage) bool { return m.Header.Type == unix.RTM_DELLINK }
+			return slices.ContainsFunc(messages, isDeletion), err
 		}
 	}
+}
+
+func isAbout(m syscall.NetlinkMessage, index int) bool {
+	switch m.Header.Type {
+	case unix.RTM_NEWRULE:
+		return true
+	case unix.RTM_NEWROUTE:
+		return slices.Contains(readCopy(m.Data).Links(), index)
+	}
+	// The headers of links and addresses have the index at the same offset.
+	return len(m.Data) >= 8 && binary.NativeEndian.Uint32(m.Data[4:]) == uint32(index)
 }
 
 // subscribe opens a socket that receives the events of groups. The library's LinkSubscribe and similar functions end

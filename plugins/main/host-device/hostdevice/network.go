@@ -88,19 +88,7 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, a := range addrs {
-		a, _ = a.RemainingAfter(0)
-		switch {
-		case a.IsAutomatic():
-			if a.IsAdvertised() && !a.IsTemporary() && !a.Has(unix.IFA_F_DEPRECATED) {
-				n.Advertised = append(n.Advertised, a.Prefix().Masked())
-			}
-		case a.Header.Family == unix.AF_INET6: // reversed, because the kernel lists the newest one first
-			n.Addrs = append([]rtnl.AddrCopy{a}, n.Addrs...)
-		default:
-			n.Addrs = append(n.Addrs, a)
-		}
-	}
+	n.keepAddrs(addrs)
 	if !slices.ContainsFunc(n.Addrs, isGlobal) && len(n.Advertised) == 0 {
 		return nil, errNoAddress
 	}
@@ -108,13 +96,8 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, viaGateway := range []bool{false, true} { // the kernel needs the route to a gateway first
-		for _, r := range routes {
-			if r.HasGateway() == viaGateway && !isRecreated(r, addrs) {
-				n.Routes = append(n.Routes, r)
-			}
-		}
-	}
+	isOmitted := func(r rtnl.RouteCopy) bool { return isRecreated(r, addrs) }
+	n.Routes = rtnl.GatewaysLast(slices.DeleteFunc(routes, isOmitted))
 	rules, err := c.Host.RuleCopies()
 	for _, r := range rules {
 		isSource := func(a rtnl.AddrCopy) bool { return r.RuleSrc().Contains(a.Prefix().Addr()) }
@@ -126,6 +109,25 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 		return nil, err
 	}
 	return n, c.planInside(n, l)
+}
+
+// keepAddrs adds the addresses of the device on the host, except those that the kernel or a router recreates and those
+// that have just expired, which the kernel is about to remove.
+func (n *network) keepAddrs(addrs []rtnl.AddrCopy) {
+	for _, a := range addrs {
+		a, isValid := a.RemainingAfter(0)
+		switch {
+		case !isValid:
+		case a.IsAutomatic():
+			if a.IsAdvertised() && !a.IsTemporary() && !a.Has(unix.IFA_F_DEPRECATED) {
+				n.Advertised = append(n.Advertised, a.Prefix().Masked())
+			}
+		case a.Header.Family == unix.AF_INET6: // reversed, because the kernel lists the newest one first
+			n.Addrs = append([]rtnl.AddrCopy{a}, n.Addrs...)
+		default:
+			n.Addrs = append(n.Addrs, a)
+		}
+	}
 }
 
 // isIn returns a function that reports whether a route is in the table of a rule.
@@ -182,20 +184,14 @@ func (c call) planInside(n *network, l rtnl.Link) error {
 	return nil
 }
 
-// keepOtherHops replaces the host's IPv4 routes with next hops on the device and on other interfaces by routes with
-// only the latter. The kernel would remove the whole route when the device leaves.
+// keepOtherHops keeps the host's IPv4 routes that also have next hops through other interfaces. The kernel would remove
+// the whole route when the device leaves.
 func (n *network) keepOtherHops(host *rtnl.Conn, l rtnl.Link) error {
 	for _, r := range n.Routes {
-		others, shared := r.HopsNotThrough(l.Index)
-		if !shared || r.Header.Family != unix.AF_INET {
-			continue
-		}
-		err := host.DelCopy(r)
-		if err == nil {
-			err = host.AddCopy(others)
-		}
-		if err != nil {
-			return err
+		if r.Header.Family == unix.AF_INET {
+			if err := host.KeepOtherHops(l.Index, r); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

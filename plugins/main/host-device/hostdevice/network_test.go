@@ -1,6 +1,8 @@
 package hostdevice
 
 import (
+	"encoding/binary"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,10 +10,12 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // configured is a host whose device d0 has each form of addresses, routes and rules. The device d1 shares two routes
@@ -449,4 +453,21 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, IfName: "net1", Conf: uses(id(vf))}
 		Expect(w.Fails(add, cni.CodeConfig)).To(HavePrefix("useInterfaceNetwork: true "))
 	})
+})
+
+// The kernel reports a lifetime of 0 until it deletes the address, and would refuse to add one.
+var _ = It("an address that has just expired is not in the network of a device", func() {
+	address := func(last byte, seconds uint32) (a rtnl.AddrCopy) {
+		lifetimes := binary.NativeEndian.AppendUint32(nil, seconds)
+		attrs := []Object{{"kind": unix.IFA_LOCAL, "value": []byte{192, 0, 2, last}},
+			{"kind": unix.IFA_CACHEINFO, "value": append(append(lifetimes, lifetimes...), make([]byte, 8)...)}}
+		text := nstest.Must(json.Marshal(Object{"header": Object{"Family": unix.AF_INET, "Prefixlen": 24},
+			"attrs": attrs}))
+		Expect(json.Unmarshal(text, &a)).To(Succeed())
+		return a
+	}
+	var n network
+	n.keepAddrs([]rtnl.AddrCopy{address(1, 0), address(2, 1)})
+	Expect(n.Addrs).To(HaveLen(1))
+	Expect(n.Addrs[0].Prefix().String()).To(Equal("192.0.2.2/24"))
 })

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -49,17 +48,22 @@ type route struct {
 
 // mainRoutes returns the interface's unicast routes of the main table. Routes without a gateway come first, because the
 // kernel accepts a gateway only if it has a route to it.
-func (s routing) mainRoutes() (routes []route) {
+func (s routing) mainRoutes() []route {
+	var direct, viaGateway []route
 	for _, whole := range s.Routes {
 		own, ok := whole.HopsThrough(s.Link)
 		if !ok || whole.Table() != unix.RT_TABLE_MAIN || whole.Header.Type != unix.RTN_UNICAST {
 			continue
 		}
 		_, shared := whole.HopsNotThrough(s.Link)
-		routes = append(routes, route{own.Route(), own, shared && whole.Header.Family == unix.AF_INET})
+		r := route{own.Route(), own, shared && whole.Header.Family == unix.AF_INET}
+		if own.HasGateway() {
+			viaGateway = append(viaGateway, r)
+		} else {
+			direct = append(direct, r)
+		}
 	}
-	sort.SliceStable(routes, func(i, j int) bool { return rtnl.GatewaysLast(routes[i].copy, routes[j].copy) < 0 })
-	return routes
+	return append(direct, viaGateway...)
 }
 
 // plan lists the rules and routes that an ADD creates and removes.

@@ -2,7 +2,6 @@ package vrf
 
 import (
 	"slices"
-	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -73,6 +72,5 @@ func (s snapshot) routesToMove(link int) (routes []rtnl.RouteCopy) {
 			routes = append(routes, r)
 		}
 	}
-	sort.SliceStable(routes, func(i, j int) bool { return rtnl.GatewaysLast(routes[i], routes[j]) < 0 })
-	return routes
+	return rtnl.GatewaysLast(routes)
 }

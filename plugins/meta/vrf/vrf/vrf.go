@@ -187,15 +187,10 @@ func create(conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
 // interfaces are first reduced to these next hops, because the kernel would delete them as a whole.
 func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	for _, route := range r.Routes {
-		others, shared := route.HopsNotThrough(r.Link)
-		if !shared || route.Table() != unix.RT_TABLE_MAIN {
-			continue
-		}
-		if err := conn.DelCopy(route); err != nil {
-			return err
-		}
-		if err := conn.AddCopy(others); err != nil {
-			return err
+		if route.Table() == unix.RT_TABLE_MAIN {
+			if err := conn.KeepOtherHops(r.Link, route); err != nil {
+				return err
+			}
 		}
 	}
 	if err := setMaster(ctx, conn, r, vrf.Index); err != nil {
