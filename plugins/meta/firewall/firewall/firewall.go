@@ -59,15 +59,15 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	err = c.apply(ctx, s, r)
 	if err != nil && r.Backend == firewalld {
 		r.Backend = nftables // DEL must not remove addresses from firewalld that it refused
-		if cfg.backend == auto && isUnusable(err) {
+		switch {
+		case cfg.backend == firewalld:
+			err = fmt.Errorf("backend %q: %w", firewalld, errors.Join(err, s.Put(ctx, *r)))
+		case isUnusable(err):
 			c.Req.Warn("firewalld cannot be used, using backend nftables: %v", err)
 			err = c.apply(ctx, s, r)
-		} else {
+		default:
 			err = errors.Join(err, s.Put(ctx, *r))
 		}
-	}
-	if err != nil && cfg.backend == firewalld {
-		err = fmt.Errorf("backend %q: %w", firewalld, err)
 	}
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
 		r.Backend = iptables
@@ -209,23 +209,22 @@ func (c call) removeStale(ctx context.Context, s *store, r *record) error {
 	return err
 }
 
-// chooseBackend returns the configured backend. By default it returns firewalld if that is running and may have the
-// record's addresses as sources, otherwise nftables. If a userspace driver has the container's device, firewalld may
-// not have its addresses as sources either, because no interface shows them, so that nftables replaces it.
+// chooseBackend returns the configured backend. By default it returns firewalld if firewalld is running and
+// checkSources accepts the record's addresses, otherwise nftables. nftables also replaces a configured firewalld if a
+// userspace driver has the container's device, because checkSources refuses addresses that no interface has.
 func (c call) chooseBackend(ctx context.Context, cfg config, r *record) (backend, error) {
 	if cfg.backend == nftables || cfg.backend == iptables {
 		return cfg.backend, nil
 	}
-	if cfg.backend == auto && isSilent() {
-		c.Req.Warn("firewalld: no answer within the last %s; using backend nftables", silenceTime)
-		return nftables, nil
-	}
 	if cfg.backend == auto {
-		err := checkFirewalld(ctx)
-		if errors.Is(err, errNoFirewalld) {
+		if isSilent() {
+			c.Req.Warn("firewalld: no answer within the last %s; using backend nftables", silenceTime)
 			return nftables, nil
 		}
-		if err != nil {
+		switch err := checkFirewalld(ctx); {
+		case errors.Is(err, errNoFirewalld):
+			return nftables, nil
+		case err != nil:
 			c.Req.Warn("cannot determine whether firewalld is running; using backend nftables: %v", err)
 			return nftables, nil
 		}

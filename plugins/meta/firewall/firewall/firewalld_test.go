@@ -227,6 +227,10 @@ var _ = Describe("firewalld", func() {
 		Expect(f.have()).To(BeEmpty())
 		c.check(asked, keys)
 		c.del(asked, keys)
+		By("an error of nftables names firewalld only in the warning")
+		w.Cmd("nft", "delete table inet hawser; add table inet hawser; "+
+			"add set inet hawser firewall4_v1 { type inet_service; }")
+		Expect(w.Fails(c.as("ADD", asked, keys), 999)).To(HavePrefix("nftables table"))
 	})
 
 	It("has the address of a network without a gateway, or with a VLAN gateway", Label("firewalld-sources"), func() {

@@ -98,15 +98,23 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 // ownAddrs returns the addresses whose rules DEL must remove: all except the addresses in Preexisting and the addresses
 // of other attachments on the same backend.
 func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
-	isPreexisting := func(a netip.Addr) bool { return slices.Contains(r.Preexisting, a) }
-	own := slices.DeleteFunc(slices.Clone(r.Addrs), isPreexisting)
+	return r.withoutOthers(s, without(r.Addrs, r.Preexisting), func(o record) []netip.Addr { return o.Addrs })
+}
+
+// withoutOthers removes from addrs the addresses that owned returns for other attachments on the same backend.
+func (r *record) withoutOthers(s *store, addrs []netip.Addr, owned func(record) []netip.Addr) ([]netip.Addr, error) {
 	_, err := s.Any(func(o record) bool {
 		if o.Hash() != r.Hash() && o.Backend == r.Backend {
-			own = slices.DeleteFunc(own, func(a netip.Addr) bool { return slices.Contains(o.Addrs, a) })
+			addrs = without(addrs, owned(o))
 		}
-		return len(own) == 0
+		return len(addrs) == 0
 	})
-	return own, err
+	return addrs, err
+}
+
+// without returns the addresses that are not among others.
+func without(addrs, others []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return slices.Contains(others, a) })
 }
 
 // addPreexisting adds addresses, whose rules exist already, to Preexisting, except addresses whose rules another
@@ -115,14 +123,8 @@ func (c call) addPreexisting(ctx context.Context, r *record, addrs []netip.Addr)
 	if len(addrs) == 0 || c.addStore == nil {
 		return nil
 	}
-	_, err := c.addStore.Any(func(o record) bool {
-		if o.Hash() != r.Hash() && o.Backend == r.Backend {
-			addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
-				return slices.Contains(o.Addrs, a) && !slices.Contains(o.Preexisting, a)
-			})
-		}
-		return len(addrs) == 0
-	})
+	added := func(o record) []netip.Addr { return without(o.Addrs, o.Preexisting) }
+	addrs, err := r.withoutOthers(c.addStore, addrs, added)
 	if err != nil || len(addrs) == 0 {
 		return err
 	}
@@ -135,9 +137,7 @@ func (c call) addPreexisting(ctx context.Context, r *record, addrs []netip.Addr)
 func (r *record) releasePreexisting(ctx context.Context, s *store) error {
 	all, err := s.All()
 	for _, o := range all {
-		rest := slices.DeleteFunc(slices.Clone(o.Preexisting), func(a netip.Addr) bool {
-			return slices.Contains(r.Addrs, a)
-		})
+		rest := without(o.Preexisting, r.Addrs)
 		if o.Backend == r.Backend && len(rest) < len(o.Preexisting) {
 			o.Preexisting = rest
 			err = errors.Join(err, s.Put(ctx, *o))

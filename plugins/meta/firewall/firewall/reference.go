@@ -18,9 +18,10 @@ import (
 // belong to Hawser's attachments. own is this attachment's record.
 func (c call) delReference(ctx context.Context, s *store, own *record) error {
 	r := &record{Attachment: c.Req.Attachment, Backend: iptables, options: options{Policy: policyOpen}}
-	r.Addrs = slices.DeleteFunc(addressesOf(c.Req.PrevResult, c.Req.IfName), func(a netip.Addr) bool {
-		return own.Backend == iptables && slices.Contains(own.Addrs, a)
-	})
+	r.Addrs = addressesOf(c.Req.PrevResult, c.Req.IfName)
+	if own.Backend == iptables {
+		r.Addrs = without(r.Addrs, own.Addrs)
+	}
 	hasRules := false
 	var errs []error
 	for _, f := range r.families() {
@@ -80,9 +81,7 @@ func (c call) delReferenceSources(ctx context.Context, s *store, own *record) {
 	var w wireConfig
 	_ = c.Req.Decode(&w) // a configuration that cannot be read names no zone
 	r := &record{Attachment: c.Req.Attachment, Backend: firewalld, options: options{Zone: cmp.Or(w.Zone, defaultZone)}}
-	r.Addrs = slices.DeleteFunc(addressesOf(c.Req.PrevResult, c.Req.IfName), func(a netip.Addr) bool {
-		return slices.Contains(own.Addrs, a)
-	})
+	r.Addrs = without(addressesOf(c.Req.PrevResult, c.Req.IfName), own.Addrs)
 	if len(r.Addrs) == 0 {
 		return
 	}
