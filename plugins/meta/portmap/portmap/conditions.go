@@ -233,14 +233,15 @@ func (r *nftReader) field() bool {
 		return false
 	}
 	name := r.words[r.next]
+	if isRawField(name) {
+		r.next++
+		return true
+	}
 	_, rest, isHeader := strings.Cut(nftFields, "|"+name+":")
-	if !isHeader && !isRawField(name) {
+	if !isHeader {
 		return false
 	}
 	r.next++
-	if !isHeader {
-		return true
-	}
 	switch name {
 	case "ct":
 		if r.take("count") {
@@ -261,8 +262,7 @@ func (r *nftReader) field() bool {
 // isRawField reports whether a word names bits of a packet, such as @th,16,16, and not a set.
 func isRawField(word string) bool {
 	parts := strings.Split(word, ",")
-	return len(parts) == 3 && isWord("@ll @nh @th @ih", parts[0]) && isNumber(parts[1]) &&
-		isNumber(parts[2])
+	return len(parts) == 3 && isWord("@ll @nh @th @ih", parts[0]) && isNumber(parts[1]) && isNumber(parts[2])
 }
 
 // operand reads a value, or several in braces or parentheses.

@@ -17,13 +17,12 @@ const flushPasses = 5 // maximum number of passes of flushAdded; a flow that is 
 // flushAdded deletes the UDP flows to the records' host ports that are older than the rules, so that their next packet
 // is translated. It deletes only flows to the host itself.
 func flushAdded(host *rtnl.Conn, records ...*record) error {
-	isLocal := map[netip.Addr]bool{}
+	isHostAddr := map[netip.Addr]bool{}
 	isStale := staleFlows(func(addr netip.Addr) bool {
-		if _, hasResult := isLocal[addr]; !hasResult {
-			index, err := host.RouteTo(addr)
-			isLocal[addr] = err == nil && index == loopbackIndex
+		if _, hasResult := isHostAddr[addr]; !hasResult {
+			isHostAddr[addr] = isLocal(host, addr)
 		}
-		return isLocal[addr]
+		return isHostAddr[addr]
 	})
 	for range flushPasses {
 		if n, err := deleteUDP(records, isStale); err != nil || n == 0 {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // hostPort is a port of the host that is forwarded to a container, at one address or at all addresses of a family. A
@@ -36,18 +37,18 @@ func unspecified(f nft.Family) netip.Addr {
 // isConflict reports whether two host ports conflict, by the rules of bind(2): the unspecified address conflicts with
 // each address of the host, and different addresses do not conflict. An address that the host does not have conflicts
 // only with itself, so that a configuration with such an address does not keep all other containers from the port.
-func (p hostPort) isConflict(other hostPort, isLocal func(netip.Addr) bool) bool {
+func (p hostPort) isConflict(other hostPort, host *rtnl.Conn) bool {
 	if p.Proto != other.Proto || p.Port != other.Port || p.Addr.Is4() != other.Addr.Is4() {
 		return false
 	}
-	return p.Addr == other.Addr || p.Addr.IsUnspecified() && isLocal(other.Addr) ||
-		other.Addr.IsUnspecified() && isLocal(p.Addr)
+	return p.Addr == other.Addr || p.Addr.IsUnspecified() && isLocal(host, other.Addr) ||
+		other.Addr.IsUnspecified() && isLocal(host, p.Addr)
 }
 
 // conflicts returns the wanted ports that conflict with a port of the owner, and the owner's port of the first one.
 func (c call) conflicts(wanted, ownerPorts []hostPort) (out []hostPort, first hostPort) {
 	for _, w := range wanted {
-		i := slices.IndexFunc(ownerPorts, func(o hostPort) bool { return w.isConflict(o, c.isLocal) })
+		i := slices.IndexFunc(ownerPorts, func(o hostPort) bool { return w.isConflict(o, c.Host) })
 		if i < 0 {
 			continue
 		}

@@ -251,7 +251,7 @@ func (c call) setLocation(r *record) error {
 func (c call) warnUnreachable(r *record) {
 	for _, m := range r.Mappings {
 		port := hostPort{Proto: m.Proto, Addr: m.HostIP, Port: m.HostPort}
-		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !c.isLocal(m.HostIP) {
+		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !isLocal(c.Host, m.HostIP) {
 			c.Req.Warn("host port %s: the host does not have this address; the port works once it has", port)
 		}
 		isSameFamily := func(a address) bool { return a.family() == nft.FamilyOf(m.HostIP) }

@@ -172,7 +172,7 @@ func (p *publication) resolveIPTables(ctx context.Context) error {
 			return err
 		}
 	}
-	return nft.IfSupported(p.resolveReferenceTables(ctx))
+	return nft.IfSupported(p.resolveReferenceTables())
 }
 
 // update checks the owners in nftables, writes the record, and replaces the elements of stale owners with the

@@ -91,7 +91,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, hasRecord map[
 }
 
 // resolveReferenceTables decides about the reference plugin's containers in nftables.
-func (p *publication) resolveReferenceTables(ctx context.Context) error {
+func (p *publication) resolveReferenceTables() error {
 	for _, a := range p.r.Addrs {
 		rules, err := p.call.NF.Rules(referenceTable(a.family()), "")
 		if err != nil {

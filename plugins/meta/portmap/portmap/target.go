@@ -88,7 +88,7 @@ func (c call) hasAddress(addr netip.Addr) (bool, error) {
 	if c.ContEnd.Index == 0 {
 		return false, nil
 	}
-	if index, err := c.Cont.RouteTo(addr); err == nil && index == loopbackIndex {
+	if isLocal(c.Cont, addr) {
 		return true, nil
 	}
 	addrs, err := c.Cont.Addrs(c.ContEnd.Index)
@@ -104,7 +104,8 @@ func (c call) isConnected(link rtnl.Link) bool {
 	return c.ContEnd.Peer == link.Index && c.ContEnd.PeerNS != -1
 }
 
-func (c call) isLocal(addr netip.Addr) bool {
-	index, err := c.Host.RouteTo(addr)
+// isLocal reports whether the namespace of conn has the address.
+func isLocal(conn *rtnl.Conn, addr netip.Addr) bool {
+	index, err := conn.RouteTo(addr)
 	return err == nil && index == loopbackIndex
 }
