@@ -132,12 +132,10 @@ var _ = Describe("correct plugins", Label("conformance"), func() {
 
 	It("the report in the man page is the real one", func() {
 		s, dir := newSuite(), filepath.Join(nstest.Root(), "cmd/cni-conformance")
-		page, err := os.ReadFile(filepath.Join(dir, "README.md"))
-		Expect(err).NotTo(HaveOccurred())
+		page := nstest.Must(os.ReadFile(filepath.Join(dir, "README.md")))
 		_, example, _ := strings.Cut(string(page), "```text\n")
 		example, _, _ = strings.Cut(example, "```")
-		pair, err := os.ReadFile(filepath.Join(dir, "example/pair"))
-		Expect(err).NotTo(HaveOccurred())
+		pair := nstest.Must(os.ReadFile(filepath.Join(dir, "example/pair")))
 		pair = regexp.MustCompile(`(?m)^STATUS-\* \| GC-\*\) ;;.*\n`).ReplaceAll(pair, nil)
 		Expect(os.WriteFile(filepath.Join(s.dir, "pair"), pair, 0o755)).To(Succeed())
 		out, _ := exec.Command(nstest.Build("cni-conformance"), "--path", s.dir, "--plugin", "pair", "--config",
@@ -153,8 +151,7 @@ var _ = Describe("correct plugins", Label("conformance"), func() {
 			filepath.Join(dir, "pair.json"), "--parallel", "8").CombinedOutput()
 		Expect(err).NotTo(HaveOccurred(), string(out))
 		Expect(string(out)).To(ContainSubstring(" 0 MUST, 0 SHOULD"))
-		text, err := os.ReadFile(filepath.Join(dir, "pair"))
-		Expect(err).NotTo(HaveOccurred())
+		text := nstest.Must(os.ReadFile(filepath.Join(dir, "pair")))
 		Expect(strings.Count(string(text), "\n")).To(BeNumerically("<=", 32))
 	})
 })
@@ -178,8 +175,7 @@ var mistakes = []struct{ cases, right, wrong string }{
 
 var _ = It("leads a newcomer's plugin to green by the failed cases", Label("example", "slow"), func() {
 	dir := filepath.Join(nstest.Root(), "cmd/cni-conformance/example")
-	right, err := os.ReadFile(filepath.Join(dir, "pair"))
-	Expect(err).NotTo(HaveOccurred())
+	right := nstest.Must(os.ReadFile(filepath.Join(dir, "pair")))
 	s, left := newSuite(), slices.Clone(mistakes)
 	for {
 		text := string(right)
@@ -205,8 +201,7 @@ var _ = It("leads a newcomer's plugin to green by the failed cases", Label("exam
 // names returns the names of all cases.
 func names() []string {
 	GinkgoHelper()
-	out, err := exec.Command(nstest.Build("cni-conformance"), "--cases").Output()
-	Expect(err).NotTo(HaveOccurred())
+	out := nstest.Must(exec.Command(nstest.Build("cni-conformance"), "--cases").Output())
 	all := regexp.MustCompile(`(?m)^\S+`).FindAllString(string(out), -1)
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -403,9 +398,7 @@ var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 		exit, report := s.run("bridge", "--focus", "^check/after-add$", "--tap", tap, "--junit", junit)
 		Expect(exit).To(Equal(1), report)
 		for _, file := range []string{tap, junit} {
-			text, err := os.ReadFile(file)
-			Expect(err).NotTo(HaveOccurred())
-			report += string(text)
+			report += string(nstest.Must(os.ReadFile(file)))
 		}
 		Expect(utf8.ValidString(report)).To(BeTrue())
 		Expect(report).To(MatchRegexp(`a.b.\[31m`))
@@ -414,12 +407,10 @@ var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 
 	It("skips cases about the packet filter if a program that lists it is missing", func() {
 		s := newSuite()
-		dir, err := os.MkdirTemp("/dev/shm", "") // the suite hides the machine's /tmp
-		Expect(err).NotTo(HaveOccurred())
+		dir := nstest.Must(os.MkdirTemp("/dev/shm", "")) // the suite hides the machine's /tmp
 		DeferCleanup(os.RemoveAll, dir)
 		for _, name := range []string{"ip", "tc", "sh"} {
-			program, err := exec.LookPath(name)
-			Expect(err).NotTo(HaveOccurred())
+			program := nstest.Must(exec.LookPath(name))
 			Expect(os.Symlink(program, filepath.Join(dir, name))).To(Succeed())
 		}
 		GinkgoT().Setenv("PATH", dir)
@@ -448,13 +439,11 @@ var _ = Describe("reports", Label("reports"), func() {
 			"--junit", junit)
 		Expect(exit).To(Equal(1), report)
 		Expect(report).To(ContainSubstring("4 cases: 1 passed, 0 skipped, 3 failed: 1 MUST, 2 SHOULD, 0 MAY"))
-		text, err := os.ReadFile(tap)
-		Expect(err).NotTo(HaveOccurred())
+		text := nstest.Must(os.ReadFile(tap))
 		Expect(string(text)).To(HavePrefix("TAP version 14\n1..4\nok 1 - bridge: add/output\n"))
 		Expect(string(text)).To(MatchRegexp(`(?m)^not ok 2 - bridge: del/output # TODO SHOULD\n  ---\n  message: \|`))
 		Expect(string(text)).To(MatchRegexp(`(?m)^not ok 3 - bridge: del/twice$`))
-		text, err = os.ReadFile(junit)
-		Expect(err).NotTo(HaveOccurred())
+		text = nstest.Must(os.ReadFile(junit))
 		var suites struct {
 			Suites []struct {
 				Tests    int        `xml:"tests,attr"`
@@ -475,11 +464,9 @@ var _ = Describe("reports", Label("reports"), func() {
 		tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
 		exit, report := s.run("list", "--focus", "^add/output$", "--tap", tap, "--junit", junit)
 		Expect(exit).To(Equal(2), report)
-		text, err := os.ReadFile(tap)
-		Expect(err).NotTo(HaveOccurred())
+		text := nstest.Must(os.ReadFile(tap))
 		Expect(string(text)).To(MatchRegexp(`\n1\.\.1\nok 1 - bridge: add/output\nBail out! tuning: ADD with .* fails`))
-		text, err = os.ReadFile(junit)
-		Expect(err).NotTo(HaveOccurred())
+		text = nstest.Must(os.ReadFile(junit))
 		var suites struct {
 			Cases []struct {
 				Errors []struct{} `xml:"error"`
@@ -539,8 +526,7 @@ var _ = Describe("citations", Label("quotes"), func() {
 		It("quote CNI "+spec+" word for word, and are a MUST only where it says so", func() {
 			text := plain(specification(release))
 			Expect(text).To(ContainSubstring("version "+spec), "the title")
-			cases, err := exec.Command(nstest.Build("cni-conformance"), "--cases", "--spec", spec).Output()
-			Expect(err).NotTo(HaveOccurred())
+			cases := nstest.Must(exec.Command(nstest.Build("cni-conformance"), "--cases", "--spec", spec).Output())
 			Expect(strings.Count(string(cases), "\n")).To(BeNumerically(">", 70))
 			for line := range strings.Lines(string(cases)) {
 				m := regexp.MustCompile(`^(\S+) +(\S+) (MUST|SHOULD|MAY) +[^"]*: "(.*)"\n$`).FindStringSubmatch(line)
@@ -576,9 +562,7 @@ func specification(release string) string {
 	}
 	var module struct{ Dir string }
 	Expect(json.Unmarshal(out, &module)).To(Succeed())
-	text, err := os.ReadFile(filepath.Join(module.Dir, "SPEC.md"))
-	Expect(err).NotTo(HaveOccurred())
-	return string(text)
+	return string(nstest.Must(os.ReadFile(filepath.Join(module.Dir, "SPEC.md"))))
 }
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
