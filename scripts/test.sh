@@ -4,8 +4,8 @@
 # NSTEST_QUICK=1 leaves out the specs labelled "slow" and, without DIR, the suites of slow below: make test sets it.
 # Without it, specs also run next to the release before the newest of the reference.
 # NSTEST_REQUIRE=1 lets only specs labelled "kernel" skip; TESTFLAGS go to the test programs (-test.v);
-# NSTEST_SKIPLOG is a file for what was skipped, which test-vm.sh reads. The user's cache keeps
-# the test programs, 800 MB.
+# NSTEST_SKIPLOG is a file for what was skipped, which test-vm.sh reads. NSTEST_JOBS is the number of packages that run
+# at the same time. The user's cache keeps the test programs, 800 MB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -93,7 +93,7 @@ echo "== go test"
 		plugins/meta/bandwidth/bandwidth plugins/main/{host-device/hostdevice,macvlan/macvlan,ptp/ptp} test/{docs,cost} \
 		plugins/ipam/host-local/hostlocal | grep -xFf <(printf '%s\n' "${packages[@]}") || true
 	printf '%s\n' "${packages[@]}"
-} | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $((3 * $(nproc))) bash -c 'package "$1"' test || failed=1
+} | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P "${NSTEST_JOBS:-$((3 * $(nproc)))}" bash -c 'package "$1"' test || failed=1
 
 if [ -s "$NSTEST_SKIPLOG" ]; then
 	echo "== skipped: $(wc -l <"$NSTEST_SKIPLOG") (specs labelled kernel: make test-vm runs them)"
