@@ -192,9 +192,8 @@ var _ = Describe("a namespace", Label("gone"), func() {
 			Eventually(func() bool { // it is being cleared up, or a look may have missed one
 				all, err := find()
 				isGone = all
-				return err == nil && isGone(id)
+				return err == nil && isGone(id) && isGone(ns.Identity{Cookie: id.Cookie, Inode: live.Inode})
 			}).Should(BeTrue(), way)
-			Expect(isGone(ns.Identity{Cookie: id.Cookie, Inode: live.Inode})).To(BeTrue(), way)
 			Expect(isGone(live)).To(BeFalse(), way)
 			Expect(isGone(ns.Identity{Inode: id.Inode})).To(BeFalse(), way+", without a cookie")
 		}
