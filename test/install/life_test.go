@@ -304,7 +304,7 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 			d.Do(func() { Expect(os.Rename(d.path+"/new", d.path+"/vrf")).To(Succeed()) })
 			pass()
 		}
-		Expect(read()-before).To(BeNumerically("<", 80*size), "of 60 passes over %d names", len(all()))
+		Expect(read()-before).To(BeNumerically("<", 64*size), "of 60 passes over %d names", len(all()))
 	})
 
 	It("goes on after a refusal", func() {
