@@ -96,8 +96,7 @@ func thanBefore(most float64, verbs []string, scenario string) aim {
 		}}
 }
 
-// aims in the order of the page. Most are of the one program, which releases have. They guard what was reached:
-// docs/performance.md lists the higher ones that were withdrawn, and why.
+// aims in the order of the page. Most are of the one program, which releases have. They guard what was reached.
 func (b *bench) aims() []aim {
 	add, check, del := []string{"ADD"}, []string{"CHECK"}, []string{"DEL"}
 	masked := []string{"bridge, masquerade", "ptp, masquerade"}
