@@ -39,10 +39,11 @@ func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Tar
 				gw)
 		}
 	}
-	if c.Child.New.Kind == "" || c.Child.Master != nil { // packets of a child without a master stay in the container
+	isDevice := c.Child.New.Kind == ""
+	if isDevice || c.Child.Master != nil { // packets of a child without a master stay in the container
 		uplink := c.Master
 		if c.Child.isMasterInside() {
-			uplink.Master = 0
+			uplink = rtnl.Link{} // the master is not a link of the host
 		}
 		if err := c.RefuseHostAddresses(res, uplink, false); err != nil {
 			return nil, err

@@ -243,6 +243,16 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(w.Cmd("cat", w.Dir+"/seen")).To(MatchRegexp(`eth0@.*[<,]UP[,>]`))
 		w.Succeeds(a.As("DEL"))
 	})
+
+	It("does not mistake a master in the container for the host's link with its index", func() {
+		w.Host.IP("link add same0 index 77 type veth peer name same1", "link set same0 up",
+			"addr add 10.1.0.2/24 dev same0")
+		cont := nstest.NewNetns()
+		cont.IP("link add in0 index 77 type veth peer name in1", "link set in0 up")
+		w.LendAddrs("one", "10.1.0.2/24")
+		add := Call{Command: "ADD", Netns: cont.Path, Conf: conf(Object{"master": "in0", "linkInContainer": true})}
+		Expect(w.Warns(add)).To(ContainSubstring("address 10.1.0.2: the host also has it, on another network"))
+	})
 })
 
 var _ = Describe("duplicate address detection", Label("kernel"), func() {
