@@ -192,7 +192,7 @@ func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 		shortest = 8 // 10.0.0.0/8
 	}
 	if gateway.Bits() < shortest {
-		return cni.Errorf(cni.CodeConflict, "gateway %s: the subnet has fewer than %d bits, and takes packets of the "+
+		return cni.Errorf(cni.CodeConflict, "gateway %s: the prefix is shorter than /%d, and takes packets of the "+
 			"host's default route; choose a smaller subnet", gateway, shortest)
 	}
 	router, index, err := c.Host.DefaultRouter(gateway.Addr().Is4())

@@ -183,7 +183,7 @@ var causes = []cause{
 	{cni.CodeTryAgain, "", "", "the runtime tries again; if it fails again, remove the cause in the message"},
 	{cni.CodeConflict, "", "IPv6 is off", "enable IPv6 with the command in the message, also in /etc/sysctl.d"},
 	{cni.CodeConflict, "", "the host has it", "exclude the host's address from the range (ipam.exclude)"},
-	{cni.CodeConflict, "", "the subnet has fewer than", "write a smaller subnet for the network"},
+	{cni.CodeConflict, "", "the prefix is shorter than", "write a smaller subnet for the network"},
 	{cni.CodeConflict, "", "the host's own router", "write a subnet that the node's network does not use"},
 	{cni.CodeConflict, "", ": is in subnet", "write a subnet that no other network of the node uses"},
 	{cni.CodeConflict, "", "use another mode", "write another mode than passthru, or another master"},

@@ -104,7 +104,7 @@ var _ = DescribeTable("advice is about the cause of a failure", Label("tool-why"
 			"containers of that network with such addresses; choose addresses that no other network of the node uses",
 		"write a subnet that no other network of the node uses"),
 	Entry("a large subnet", cni.CodeConflict, "bridge",
-		"gateway 16.0.0.1/4: the subnet has fewer than 7 bits, and takes packets of the host's default route; "+
+		"gateway 16.0.0.1/4: the prefix is shorter than /7, and takes packets of the host's default route; "+
 			"choose a smaller subnet",
 		"write a smaller subnet for the network"),
 	Entry("the router's subnet", cni.CodeConflict, "bridge",
