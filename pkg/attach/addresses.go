@@ -70,8 +70,8 @@ func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Tar
 }
 
 // StartIPAM starts the ADD of the IPAM plugin, if the configuration names one. The plugin runs concurrently, and
-// IPAMResult waits for it. This Call must have created the interface before, because the undo releases all addresses of
-// the attachment. After another ADD, they are in use.
+// IPAMResult waits for it. The interface must exist, and this Call must have created it, because the undo releases all
+// addresses of the attachment. The addresses of an interface that another ADD created are in use.
 func (c *Call) StartIPAM(ctx context.Context) error {
 	if c.Req.IPAM == "" {
 		return nil
@@ -129,9 +129,9 @@ func requireIPv6(answer *cni.Result) error {
 }
 
 // RefuseHostAddresses returns code 103 if the host itself has one of the result's addresses. link is the host's link on
-// which the container's packets arrive. If it is in a VRF, only the VRF's addresses count. If the host is not the
-// container's router and has no address of the family on link, the address is harmless, and RefuseHostAddresses only
-// warns. IPv6 link-local addresses are not checked, because each link has its own.
+// which the container's packets arrive; zero = none. If it is in a VRF, only the VRF's addresses count. If the host is
+// not the container's router and has no address of the family on link, the address is harmless, and RefuseHostAddresses
+// only warns. IPv6 link-local addresses are not checked, because each link has its own.
 func (c *Call) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter bool) error {
 	var vrf rtnl.Link
 	if link.Master != 0 {
@@ -182,10 +182,10 @@ func (c *Call) hostHasAddress(link rtnl.Link, is4 bool) (bool, error) {
 }
 
 // RefuseRouter returns code 103 for a gateway address with which the host would lose the router of its default route:
-// the router's own address, or an address whose subnet contains the router, unless the host has a more specific route
-// to the router or reaches it through one of links. A link-local router is not checked, because each link has its own
-// link-local addresses. A subnet that is larger than the largest private one is also refused, because its route would
-// take packets of the default route.
+// the router's own address, or an address whose subnet contains the router, if the host has no more specific route to
+// the router. A router is not checked if the host reaches it through one of links, or if it is link-local, because each
+// link has its own link-local addresses. A subnet that is larger than the largest private one is also refused, because
+// its route would take packets of the default route.
 func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 	shortest := 7 // fc00::/7
 	if gateway.Addr().Is4() {

@@ -4,8 +4,8 @@
 // child has no host end: it is on a master (macvlan, ipvlan, vlan) or has no master (dummy, tap). A device moves from
 // the host into the container (host-device has its own code for that, and uses the rest of the package).
 //
-// A Call is an ADD, a CHECK or a Reapply in progress. ADD opens one and takes these steps in order: create the
-// interface, start IPAM, set up the interface while IPAM runs, wait for the addresses, assign them. Each step registers
+// A Call is an ADD, a CHECK or a Reapply in progress. ADD opens one, creates the interface, sets it up, and assigns the
+// addresses of the IPAM plugin, which runs while a pair is set up, or when another interface is up. Each step registers
 // the undo of its effect with OnFail. The other verbs are functions, to which a plugin passes its own steps. For a
 // child, ChildPlugin provides all verbs.
 //

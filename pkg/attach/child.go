@@ -24,7 +24,7 @@ const vlanKind = "vlan" // kind of a VLAN link. A master has at most one link of
 type ChildConfig struct {
 	New          rtnl.NewLink // the kind, and the fields that only this kind has
 	SharesMode   bool         // all children of a master have the same New.Mode
-	TakesPackets bool         // of the packets that arrive on the master, the child receives those for its addresses
+	TakesPackets bool         // the child receives packets that arrive on the master for the child's addresses
 	TakesMaster  bool         // the child receives all packets that arrive on the master; the host receives none
 	Link         LinkConfig
 	Master       *MasterKeys // nil = the child has no master

@@ -85,7 +85,7 @@ func (r childRecord) findLink(open netplugin.Opener) *foundLink {
 	return f
 }
 
-// liveLink returns the link of the record. It returns rtnl.ErrNoLink if the path no longer leads to the namespace, or
+// liveLink returns the link of the record. It returns rtnl.ErrNoLink if the path no longer points to the namespace, or
 // the namespace has no such link.
 func (r childRecord) liveLink() (rtnl.Link, error) {
 	f := r.findLink(ns.OpenAs)

@@ -59,7 +59,8 @@ func (c *Call) RefuseNeighbors(res *cni.Result, link rtnl.Link) error {
 
 // RefuseGateway is RefuseUsedAddress for a new gateway address. links are the bridge and, if there is one, the VLAN
 // gateway. With the address, the host gets a route to its subnet, which takes precedence over routes to larger subnets.
-// So the address is also refused if another bridge has a larger subnet around it and containers of another network.
+// The address is therefore also refused if it is in a larger subnet of another bridge that has containers of another
+// network.
 func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	routes, err := c.Host.RouteCopies()
 	if err != nil {
@@ -69,7 +70,7 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 		dst := r.Route().Dst
 		for _, index := range r.Links() {
 			isOwn := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == index })
-			if isOwn || index <= 1 || dst.Bits() == 0 || !dst.Contains(gateway.Addr()) {
+			if isOwn || index <= 1 || dst.Bits() == 0 || !dst.Contains(gateway.Addr()) { // index 1 is lo
 				continue
 			}
 			prefix := netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
@@ -113,7 +114,7 @@ func (c *Call) refuseHolder(link rtnl.Link, prefix netip.Prefix) error {
 // refuseInnerSubnet returns code 103 if a bridge or a VLAN gateway has a container of another network in subnet, which
 // contains inner.
 func (c *Call) refuseInnerSubnet(link rtnl.Link, inner, subnet netip.Prefix) error {
-	if link.Kind != "bridge" && !isVLANGateway(link) {
+	if link.Kind != "bridge" && !isHostPair(link) {
 		return nil
 	}
 	holder, _, err := c.FindHolder(link, subnet)
@@ -125,8 +126,8 @@ func (c *Call) refuseInnerSubnet(link rtnl.Link, inner, subnet netip.Prefix) err
 		holder)
 }
 
-// isVLANGateway reports whether l is an end of a pair on the host. The other end of a VLAN gateway is a bridge port.
-func isVLANGateway(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS == -1 }
+// isHostPair reports whether both ends of a pair are on the host, as the ends of a VLAN gateway are.
+func isHostPair(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS == -1 }
 
 // FindHolder returns a description of the first container of another network that is connected to a link of the host,
 // or to a port of the link if that is a bridge, and has an address in dst. For a VLAN gateway, only ports in its VLAN
@@ -134,7 +135,7 @@ func isVLANGateway(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS == -1 }
 // the kernel does not report.
 func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
 	ends, vlan := []rtnl.Link{link}, ""
-	if isVLANGateway(link) {
+	if isHostPair(link) {
 		vlan = link.Name[strings.LastIndex(link.Name, ".")+1:]
 		if link, err = c.bridgeOf(link); err != nil {
 			return "", addr, err
@@ -180,9 +181,9 @@ func (c *Call) bridgeOf(end rtnl.Link) (rtnl.Link, error) {
 	return c.linkAt(peer.Master)
 }
 
-// isInVLAN reports whether the packets of a port's container without a tag are in a VLAN. The container's address is in
-// this VLAN, even if the port also carries others with a tag. All ports are in each VLAN of a bridge that does not
-// filter VLANs, and in a vlan that is not a number.
+// isInVLAN reports whether the untagged packets of a port's container are in a VLAN. The container's address is in this
+// VLAN, even if the port also carries others with a tag. isInVLAN returns true if the bridge does not filter VLANs, or
+// if vlan is not a number.
 func (c *Call) isInVLAN(port, bridge rtnl.Link, vlan string) (bool, error) {
 	if _, err := strconv.Atoi(vlan); err != nil || !bridge.VLANFiltering {
 		return true, nil

@@ -55,7 +55,7 @@ func (cfg ChildConfig) masterName(prev *cni.Result) (string, error) {
 	if cfg.Master.Master != "" || prev == nil {
 		return cfg.Master.Master, nil
 	}
-	ignoresSandbox := cfg.isMasterInside() && len(prev.Interfaces) == 1
+	ignoresSandbox := cfg.isMasterInside() && len(prev.Interfaces) == 1 // as the reference plugins do
 	var all, names []string
 	for _, i := range prev.Interfaces {
 		all = append(all, i.Name)
@@ -99,8 +99,8 @@ func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {
 	return l, err
 }
 
-// refuseMaster refuses a master that is lo, on which the kernel creates no link, another container's link, a bridge
-// whose packets the child would take from containers, and a master with a smaller MTU than the child's.
+// refuseMaster refuses a link of another container, a bridge or VLAN gateway whose packets the child would take, a link
+// with a smaller MTU than the child, and lo, because the kernel creates no link on it.
 func (cfg ChildConfig) refuseMaster(host *rtnl.Conn, master rtnl.Link) error {
 	const lo = 1 // the index of lo in each namespace
 	if master.Index == lo {

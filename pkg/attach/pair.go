@@ -169,8 +169,8 @@ func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 }
 
 // ListPairs lists host ends and the masquerades of their attachments. If ports is true, it lists the host ends that are
-// ports of a bridge, otherwise the other host ends. Masquerades without a host end, and the reference plugins', do not
-// show which plugin created them, and are listed if ports is true.
+// ports of a bridge, otherwise the other host ends. A masquerade without a host end does not show which plugin created
+// it, and is listed if ports is true. The same holds for masquerades of the reference plugins.
 func ListPairs(ctx context.Context, ports bool) ([]cni.Holding, error) {
 	host, nf := rtnl.Host(), nft.New()
 	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()

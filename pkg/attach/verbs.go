@@ -65,8 +65,8 @@ func vlanGateway(prev *cni.Result) string {
 //
 // The addresses are released after removeLink, and only if it reports that the interface no longer exists, because no
 // container may get an address to which another interface answers. An IPAM plugin that needs the interface releases
-// them before removeLink, if flush has removed the addresses from the interface. Without CNI_NETNS, flush cannot; it is
-// then enough that the IPAM plugin itself removes them.
+// them before removeLink, if flush has removed the addresses from the interface. Without CNI_NETNS, flush fails, and it
+// is enough that the IPAM plugin itself removes them.
 func DelInterface(ctx context.Context, req *skel.Request, flush func() error, removeLink func() (bool, error)) error {
 	client := &ipam.Client{Req: req}
 	var errs []error
@@ -129,8 +129,8 @@ func (f *foundLink) delete() (isDeleted bool, err error) {
 	return err == nil, err
 }
 
-// flush removes the addresses from the container's interface. For a pair, it sets netplugin.EndingAlias first, so that
-// nothing is restored any more. A child keeps its mark.
+// flush removes the addresses from the container's interface. For Hawser's pair, it sets netplugin.EndingAlias first,
+// so that nothing is restored any more. A child keeps its mark.
 func (f *foundLink) flush() error {
 	if f.err != nil {
 		return f.err

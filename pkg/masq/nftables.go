@@ -83,7 +83,7 @@ func (c Config) owned() nft.Owned {
 	o := c.layout(baseChain, addrMap, nft.IIFName)
 	o.Shared = true
 	for _, f := range nft.Families() {
-		o.Former = append(o.Former, formerMap(f))
+		o.FormerSets = append(o.FormerSets, formerMap(f))
 	}
 	o.FormerChains = []string{formerChain}
 	return o

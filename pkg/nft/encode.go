@@ -181,8 +181,8 @@ type Element struct {
 	Comment string // the owner's mark; at most 128 bytes, because nft refuses to load a longer one
 }
 
-// setMessage returns a message about a set, or about its elements in attrs.
-func (t Table) setMessage(kind uint16, what, set string, attrs ...[]byte) message {
+// elementMessage returns a message about the elements in attrs or, without attrs, about all elements of the set.
+func (t Table) elementMessage(kind uint16, what, set string, attrs ...[]byte) message {
 	return t.message(kind, fmt.Sprintf("%s set %q", what, set), nlattr.String(unix.NFTA_SET_ELEM_LIST_SET, set),
 		slices.Concat(attrs...))
 }

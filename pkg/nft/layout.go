@@ -61,7 +61,8 @@ type Table struct {
 	Name   string
 }
 
-// TableName is the plugins' shared table, in any family. The names of its objects end in the version of their layout.
+// TableName is the name of the plugins' shared table, in any family. The names of the objects in it end in the version
+// of their layout.
 const TableName = "hawser"
 
 func (t Table) String() string { return t.Family.String() + " " + t.Name }

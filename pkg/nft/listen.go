@@ -56,9 +56,9 @@ func Listen(ctx context.Context, group uint, ready func() error, handle func(Eve
 	}
 }
 
-// AddTemporary commits a layout whose table belongs to the socket of c. Other programs cannot change the table, and the
-// kernel deletes it when the socket is closed, even if the process is killed. The error matches ErrUnsupported if the
-// kernel has no such tables (before Linux 5.12), and EPERM if another socket owns the table.
+// AddTemporary commits a layout without sets, whose table belongs to the socket of c. Other programs cannot change the
+// table, and the kernel deletes it when the socket is closed, even if the process is killed. The error matches
+// ErrUnsupported if the kernel has no such tables (before Linux 5.12), and EPERM if another socket owns the table.
 func (c *Conn) AddTemporary(l Layout) error {
 	const tableOwner = 2 // NFT_TABLE_F_OWNER
 	table := newTable(l.Table)

@@ -3,11 +3,12 @@
 // A Layout is the part of a table that all attachments share: sets, chains and rules. An Element of a set or map
 // belongs to one attachment; its comment is the owner's mark. Owned describes a layout together with its elements.
 //
-// All changes are made by Update. It takes a lock that all plugins of the host share, and calls a function that reads
-// the kernel's state and stages changes in a transaction, Tx. It then commits them as one batch, which the kernel
-// applies completely or not at all. Usually a batch has only elements, because the layout exists. Ensure adds the parts
-// of a layout that are missing, also after another program flushed them. It never flushes a shared chain, because that
-// would interrupt other containers' traffic and make the next batch wait for the kernel (RCU).
+// All changes of shared tables are made by Update. It takes a lock that all plugins of the host share, and calls a
+// function that reads the kernel's state and stages changes in a transaction, Tx. It then commits them as one batch,
+// which the kernel applies completely or not at all. Usually a batch has only elements, because the layout exists.
+// Ensure adds the parts of a layout that are missing, also after another program flushed them. It never flushes a
+// shared chain, because that would interrupt other containers' traffic and make the next batch wait for the kernel
+// (RCU).
 //
 // Rules and elements are encoded as nft(8) encodes them, so that a ruleset that nft saved and loaded again still
 // compares equal. The encoding is implemented here because google/nftables drops expressions that it does not know, so
@@ -112,10 +113,10 @@ func (o Owned) update(c *Conn, change func(*Tx) error) error {
 	}
 }
 
-// isTransient reports whether another program may have changed the same objects concurrently, or an answer was lost.
+// isTransient reports whether a batch may have failed because another program changed the same objects concurrently, or
+// because an answer was lost.
 func isTransient(err error) bool {
-	return isOneOf(err, unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS,
-		nl.ErrDumpInterrupted)
+	return isOneOf(err, unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS)
 }
 
 func isOneOf(err error, kinds ...error) bool {

@@ -18,24 +18,24 @@ type Item struct {
 	Set string
 	Element
 	Name  string // an address or a port, for errors
-	Owner string // the owner's mark if the comment is not the mark
+	Owner string // for Restore: the owner's mark if the comment is not the mark; usually empty
 }
 
 // Owned is a layout with the elements that attachments own in it. The comment of an element is its owner's mark.
 type Owned struct {
 	Layout Layout
 	Sets   []string // the sets and maps of the layout whose elements have owners
-	// Chain returns the chain with this name, if elements of verdict maps go to such chains. A chain is created with
-	// the first reference to it and deleted with the last one. A chain without rules is not repaired. Chain is nil if
-	// no element goes to a chain.
+	// Chain returns the chain with this name, if elements of verdict maps go to it. Such a chain is created with the
+	// first reference to it and deleted with the last one. If its Rules are empty, another program adds the rules, and
+	// they are not compared or repaired. Chain is nil if no element goes to a chain.
 	Chain        func(name string) (c Chain, ok bool)
 	Shared       bool     // a key may have several owners (share.go)
-	Former       []string // sets of earlier layouts, which have elements of attachments from that time
-	FormerChains []string // chains of earlier layouts, which are deleted once Former has no elements
+	FormerSets   []string // sets of earlier layouts, which have elements of attachments from that time
+	FormerChains []string // chains of earlier layouts, which are deleted once FormerSets have no elements
 }
 
-// Live returns the items whose key the kernel has with a matching mark, in an element or, if keys are shared, in an
-// entry of the set of owners.
+// Live returns the items for which liveElements finds an element with a matching mark. Their data and comments are the
+// kernel's.
 func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]Item, error) {
 	live, err := o.liveElements(c, items)
 	var out []Item
@@ -94,7 +94,7 @@ func (o Owned) Holdings(c *Conn, kind cni.HoldingKind, value func(Item) string) 
 	return all, IfSupported(err)
 }
 
-// Remove deletes those found items whose marks still match under the host's lock. Without items, it does not lock.
+// Remove deletes the found items whose marks still match under the host's lock. Without items, it does not lock.
 func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, matches func(mark string) bool) error {
 	if len(found) == 0 {
 		return nil
@@ -125,7 +125,7 @@ func (o Owned) Verify(c *Conn, items []Item) error {
 			diffs = append(diffs, o.itemDrift(want, what))
 		}
 	}
-	for _, l := range []Layout{o.Layout, o.layout(chains, map[string]bool{})} {
+	for _, l := range []Layout{o.Layout, o.chainLayout(chains, map[string]bool{})} {
 		err := c.Verify(l)
 		if err != nil && !errors.Is(err, ErrDrift) {
 			return err
@@ -161,8 +161,8 @@ func sameOwner(a, b string) bool {
 	return a == b
 }
 
-// layout returns a layout of the named chains that o.Chain knows. It skips chains in seen, and adds the others to seen.
-func (o Owned) layout(names []string, seen map[string]bool) Layout {
+// chainLayout returns a layout of the named chains that o.Chain knows, without chains in seen. It adds them to seen.
+func (o Owned) chainLayout(names []string, seen map[string]bool) Layout {
 	l := Layout{Table: o.Layout.Table}
 	for _, name := range names {
 		if c, ok := o.chain(name); ok && !seen[name] {
@@ -182,7 +182,7 @@ func (o Owned) chain(name string) (Chain, bool) {
 
 // Ensure stages the missing parts of the owned layout and of the named chains, and keeps this transaction from deleting
 // those chains. A chain must be named before the chains that jump to it. If the layout has lost rules, Ensure also
-// repairs all existing chains that o.Chain knows.
+// repairs all existing chains that Owned.Chain knows.
 func (tx *Tx) Ensure(chains ...string) error {
 	for _, name := range chains {
 		tx.neededChains[name] = true
@@ -204,7 +204,7 @@ func (tx *Tx) Ensure(chains ...string) error {
 			tx.checkFormer = true
 		}
 	}
-	return tx.EnsureLayout(tx.owned.layout(chains, tx.ensuredChains))
+	return tx.EnsureLayout(tx.owned.chainLayout(chains, tx.ensuredChains))
 }
 
 // Put stages items, with the layout and the chains that they need. An element that exists and is identical stays.
@@ -259,7 +259,7 @@ func (tx *Tx) stage(items []Item, found map[string]Element) {
 			if difference(it, &old) == "" {
 				continue
 			}
-			tx.delete(it.Set, old)
+			tx.deleteOwned(it.Set, old)
 		}
 		added[it.Set] = append(added[it.Set], it.Element)
 	}
@@ -323,19 +323,20 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 	return missing, nil
 }
 
-// Remove stages the deletion of those items that the kernel has with a matching mark.
+// Remove stages the deletion of the items that the kernel has with a matching mark.
 func (tx *Tx) Remove(items []Item, matches func(mark string) bool) error {
 	if tx.owned.Shared {
 		return tx.removeOwners(items, matches)
 	}
 	live, err := tx.owned.Live(tx.Conn, items, matches)
 	for _, it := range live {
-		tx.delete(it.Set, it.Element)
+		tx.deleteOwned(it.Set, it.Element)
 	}
 	return err
 }
 
-func (tx *Tx) delete(set string, e Element) {
+// deleteOwned is Delete for an element of the owned layout. It stages the deletion only once.
+func (tx *Tx) deleteOwned(set string, e Element) {
 	if key := set + string(e.Key); !tx.deletedElems[key] {
 		tx.deletedElems[key] = true
 		tx.Delete(tx.owned.Layout.Table, set, e)
@@ -346,8 +347,8 @@ func (tx *Tx) delete(set string, e Element) {
 // Drop makes Update delete the named chains if nothing refers to them. (Chains that lose elements need no Drop.)
 func (tx *Tx) Drop(chains ...string) { tx.unusedChains = append(tx.unusedChains, chains...) }
 
-// dropUnused stages the deletion of those named chains that nothing refers to any more. If their rules held the last
-// references to other chains of o.Chain, it also deletes those.
+// dropUnused stages the deletion of the named chains that nothing refers to any more. If their rules had the last
+// references to other chains of Owned.Chain, it also deletes these chains.
 //
 // The kernel counts the uses of a chain: its rules, plus the rules and elements that refer to it. Without the chain's
 // own rules, that is the number of references. The chain is unused if the transaction deletes all of them, as counted

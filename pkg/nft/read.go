@@ -40,7 +40,8 @@ func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
 	return &chain, nil
 }
 
-// Chains returns all chains of the table. The zero Table selects all. Its cost grows with the family's chains.
+// Chains returns all chains of the table, or of all tables for the zero Table. Its cost grows with the number of chains
+// of the family.
 func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	replies, err := c.list(t.message(unix.NFT_MSG_GETCHAIN, ""))
 	var out []LiveChain
@@ -81,7 +82,7 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	msgs := make([]message, len(items))
 	for i, it := range items {
 		key := elementList([]Element{it.Element}, Element.encodeKey)
-		msgs[i] = t.setMessage(unix.NFT_MSG_GETSETELEM, "", it.Set, key)
+		msgs[i] = t.elementMessage(unix.NFT_MSG_GETSETELEM, "", it.Set, key)
 	}
 	replies, err := c.query(msgs...)
 	if err != nil {
@@ -102,7 +103,7 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 // Elements therefore reads the set again if a key is repeated or the ruleset has changed, with growing pauses. A caller
 // must tolerate an omission without these signs: the next GC finds the element.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
-	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set)
+	m := t.elementMessage(unix.NFT_MSG_GETSETELEM, "list", set)
 	for attempt := range 100 {
 		if attempt > 3 {
 			<-time.After(time.Duration(attempt) * time.Millisecond)

@@ -75,7 +75,7 @@ func ownerEntries(items []Item) (out []Item) {
 // elementSets returns the sets that can have elements of attachments: the layout's sets and, if they exist, the former
 // sets and the sets of owners.
 func (o Owned) elementSets(c *Conn) ([]string, error) {
-	optional := slices.Clone(o.Former)
+	optional := slices.Clone(o.FormerSets)
 	if o.Shared {
 		for _, set := range o.Sets {
 			optional = append(optional, ownersName(set))
@@ -126,8 +126,8 @@ func (o Owned) liveElements(c *Conn, items []Item) ([]*Element, error) {
 	return live, err
 }
 
-// splitShared divides items. An item is in own if its owner has the element of its key, and in shared if another owner
-// has it, in found or by an earlier item. firsts[i] is the other owner's element for shared[i].
+// splitShared divides items. An item is in shared if another owner has the element of its key, in found or by an
+// earlier item, and otherwise in own. firsts[i] is the other owner's element for shared[i].
 func splitShared(items []Item, found map[string]Element) (own, shared, firsts []Item) {
 	elements := map[string]Item{} // by set and key
 	for _, it := range items {
@@ -164,7 +164,7 @@ func (tx *Tx) addOwners(shared, firsts []Item) error {
 		case staged[key], e != nil && difference(it, e) == "":
 			continue
 		case e != nil:
-			tx.delete(it.Set, *e)
+			tx.deleteOwned(it.Set, *e)
 		}
 		if !staged[it.Set] { // no effect if the set exists; most hosts never need it, so the layout omits it
 			staged[it.Set] = true
@@ -197,8 +197,8 @@ func (tx *Tx) removeOwners(items []Item, matches func(mark string) bool) error {
 		if e == nil || !matches(e.Comment) || tx.deletedElems[it.Set+string(e.Key)] {
 			continue
 		}
-		tx.delete(it.Set, *e)
-		tx.checkFormer = tx.checkFormer || slices.Contains(tx.owned.Former, it.Set)
+		tx.deleteOwned(it.Set, *e)
+		tx.checkFormer = tx.checkFormer || slices.Contains(tx.owned.FormerSets, it.Set)
 		if isOwnersSet(it.Set) {
 			hadEntry[it.Set+string(e.Key)], tx.shrunkSets[it.Set] = true, true
 			continue
@@ -237,10 +237,10 @@ func (tx *Tx) dropEmpty() error {
 			return err
 		}
 	}
-	if !tx.checkFormer || len(tx.owned.Former) == 0 {
+	if !tx.checkFormer || len(tx.owned.FormerSets) == 0 {
 		return nil
 	}
-	sets, err := tx.existingSets(tx.owned.Layout.Table, tx.owned.Former)
+	sets, err := tx.existingSets(tx.owned.Layout.Table, tx.owned.FormerSets)
 	if err != nil || len(sets) == 0 {
 		return err
 	}

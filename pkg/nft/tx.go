@@ -20,7 +20,7 @@ import (
 type Tx struct {
 	*Conn
 	LayoutStaged bool // true if Ensure staged a missing part of the owned layout
-	// Prevailing lists elements of first owners that Put kept, although items with their keys go to other chains.
+	// Prevailing lists other owners' elements that Put kept and that go to another chain than the item with the key.
 	Prevailing []Item
 
 	msgs          []message
@@ -53,7 +53,7 @@ const elementsMax = 64
 // Add stages new elements. The batch fails if one of the keys exists, regardless of its data.
 func (tx *Tx) Add(t Table, set string, elems ...Element) {
 	for part := range slices.Chunk(elems, elementsMax) {
-		m := t.setMessage(unix.NFT_MSG_NEWSETELEM, "add to", set, elementList(part, Element.encode))
+		m := t.elementMessage(unix.NFT_MSG_NEWSETELEM, "add to", set, elementList(part, Element.encode))
 		m.flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
 		tx.msgs = append(tx.msgs, m)
 	}
@@ -63,7 +63,7 @@ func (tx *Tx) Add(t Table, set string, elems ...Element) {
 func (tx *Tx) Delete(t Table, set string, elems ...Element) {
 	for part := range slices.Chunk(elems, elementsMax) {
 		tx.msgs = append(tx.msgs,
-			t.setMessage(unix.NFT_MSG_DELSETELEM, "delete from", set, elementList(part, Element.encodeKey)))
+			t.elementMessage(unix.NFT_MSG_DELSETELEM, "delete from", set, elementList(part, Element.encodeKey)))
 	}
 }
 
@@ -255,7 +255,7 @@ type Removal struct {
 	Table Table
 	Chain string              // the chain with the rules; empty = all chains of the table
 	Rule  func(LiveRule) bool // reports whether a rule is selected
-	Drop  []string            // the chains; if it is not empty and none of them exists, no rule is deleted either
+	Drop  []string            // the chains; if none of them exists, no rule is deleted. Empty = only rules are deleted
 }
 
 // Remove deletes the rules and the chains. If there are none, it does not take the lock.

@@ -16,8 +16,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// serveCommandLine serves a call with a known argument, or without any variable of the protocol, which is a user's. It
-// ignores unknown arguments if such a variable is set. done is false for a runtime's call.
+// serveCommandLine serves a user's call: one with a known argument, or one without any variable of the protocol. For a
+// runtime's call, in which unknown arguments are ignored, done is false.
 func serveCommandLine(p Plugin[any], env Env, vars map[string]string) (done bool, code int) {
 	if len(env.Args) > 0 {
 		if command := p.Commands[env.Args[0]]; command != nil {
@@ -167,11 +167,10 @@ func (c *checker) checkEntry(path string, data []byte, first bool) {
 	if err == nil && !c.isThisPlugin(conf.Type) && !(c.plugin.IPAM && c.isThisPlugin(conf.IPAM.Type)) {
 		return
 	}
-	found, isOwn := c.findings(path, data, first)
-	if isOwn && c.status == confNoEntry {
+	if c.status == confNoEntry {
 		c.status = confValid
 	}
-	for _, f := range found {
+	for _, f := range c.findings(path, data, first) {
 		level := "warning"
 		if !f.Warning {
 			level, c.status = "error", confInvalid
@@ -206,13 +205,13 @@ type Finding struct {
 	Warning bool
 }
 
-// findings returns the findings for the configuration at path of a file. first is true for the first entry of a list.
-// isOwn is false, and there are no findings, for another plugin's configuration.
-func (c *call) findings(path string, data []byte, first bool) (found []Finding, isOwn bool) {
+// findings returns the findings for the configuration at path of a file, or none if it is for another plugin. first is
+// true for the first entry of a list.
+func (c *call) findings(path string, data []byte, first bool) (found []Finding) {
 	conf, err := cni.DecodeConfig(data)
 	isMain := cni.IsPlugin(conf.Type, c.plugin.Name)
 	if err == nil && !isMain && !(c.plugin.IPAM && cni.IsPlugin(conf.IPAM.Type, c.plugin.Name)) {
-		return nil, false
+		return nil
 	}
 	var problems cni.Problems
 	problems.AddIn(path, err)
@@ -245,5 +244,5 @@ func (c *call) findings(path string, data []byte, first bool) (found []Finding, 
 		}
 		warn(u.key, reason, suggestion)
 	}
-	return found, true
+	return found
 }

@@ -26,7 +26,7 @@ func (c *call) checkEnvironment(command string) error {
 	need := func(name string, isValid func(string) bool) {
 		if v := c.vars[name]; v == "" {
 			missing = append(missing, name)
-		} else if !isValid(v) || command != "DEL" && cni.CheckName("", v) != nil {
+		} else if !isValid(v) || !isLenient(command) && cni.CheckName("", v) != nil {
 			wrong = append(wrong, name+" "+strconv.Quote(v))
 		}
 	}
@@ -75,7 +75,7 @@ func (c *call) decode(command string) (*Request, error) {
 	case cni.ProblemsOf(err)[0].Key == "": // not a JSON object
 		return nil, err
 	case cni.Supports(conf.CNIVersion):
-		c.version = conf.CNIVersion
+		c.version = conf.CNIVersion // for the error object
 	}
 	var problems cni.Problems
 	problems.Add(err)
@@ -193,7 +193,7 @@ func (c *call) checkPolicy(conf []byte, command string) error {
 	if c.env.Policy == "" {
 		return nil
 	}
-	rules, err := policy.Load(c.env.Policy, c.env.Policy == policy.File)
+	rules, err := policy.Load(c.env.Policy, c.env.Policy == policy.File) // only root may write the node's policy
 	if err != nil {
 		return err
 	}
@@ -222,7 +222,7 @@ func (c *call) openNetns(command string) error {
 		return cni.Errorf(cni.CodeTryAgain, "CNI_NETNS: %w", err)
 	case command == "DEL" && isMissing:
 		return nil
-	case command == "DEL": // the path leads to another file now
+	case command == "DEL": // the path points to another file now
 		c.req.Warn("CNI_NETNS: %v; treated as a namespace that no longer exists", err)
 		return nil
 	case command == "ADD" && isMissing && c.req.PrevResult == nil: // nothing was created, so DEL is not needed

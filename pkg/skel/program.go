@@ -20,7 +20,7 @@ import (
 	_ "github.com/hawser-cni/plugins/pkg/skel/start" // settings of the Go runtime that make short calls faster
 )
 
-// Program is an entry of the list of a program's plugins. Run and the methods build the Plugin when they are called,
+// Program is one plugin of a program that has several. Run and the methods build the Plugin when they are called,
 // because building all plugins would read their pages of the executable at each start.
 type Program struct {
 	Name   string
@@ -132,7 +132,8 @@ func (p Program) List(ctx context.Context, conf []byte) (all []cni.Holding, err 
 	return all, err
 }
 
-// Restore runs the plugin's Restore. Each of calls is the environment of a CHECK; those that are invalid are skipped.
+// Restore runs the plugin's Restore. Each of calls is the environment of a CHECK. Calls that are invalid or have no
+// prevResult are skipped.
 func (p Program) Restore(ctx context.Context, calls []Env) (missing map[string]error) {
 	plugin := p.plugin()
 	if plugin.Restore == nil {
@@ -156,8 +157,7 @@ func (p Program) Restore(ctx context.Context, calls []Env) (missing map[string]e
 // CheckConfig returns the findings of --check-config for an entry of a list of plugins, which can be its first.
 func (p Program) CheckConfig(conf []byte, first bool) []Finding {
 	c := call{plugin: p.plugin(), env: Env{Stderr: io.Discard}}
-	found, _ := c.findings("", conf, first)
-	return found
+	return c.findings("", conf, first)
 }
 
 // Traits are the properties of a plugin that matter for a list of plugins.

@@ -14,7 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Request is one ADD, DEL, CHECK, GC or STATUS. GC and STATUS set only network, Path and configuration.
+// Request is one ADD, DEL, CHECK, GC or STATUS. In GC and STATUS, the fields of a container are empty.
 type Request struct {
 	cni.Attachment
 
@@ -41,7 +41,7 @@ type Request struct {
 	cleanups []func() // see OnDone
 	warnings []string
 	trace    *trace
-	notify   func() // calls Env.Notify; nil after the call, and if signals may end the process
+	notify   func() // calls Env.Notify; nil after CatchSignals, and if signals may end the process
 }
 
 type undo struct {
@@ -85,7 +85,7 @@ func (r *Request) CatchSignals() {
 	}
 }
 
-// OnDone registers a function for the end of the call, after the answer has been printed and a failed ADD rolled back.
+// OnDone registers a function for the end of the call, after the result has been printed or a failed ADD rolled back.
 // It can close sockets that undos need. The functions run in reverse order.
 func (r *Request) OnDone(do func()) { r.cleanups = append(r.cleanups, do) }
 

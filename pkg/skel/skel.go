@@ -7,8 +7,8 @@
 // ADD registers undos (OnFail). After an error, a panic, a signal or a failed write of the result, the undos run in
 // reverse order.
 //
-// All plugins are in one program, as a list of Programs. Code that is generic in C would be compiled for each plugin,
-// so Run first converts a Plugin[C] to a Plugin[any] (Untyped).
+// The program hawser has most plugins, as a list of Programs. Code that is generic in C would be compiled for each
+// plugin, so Run first converts a Plugin[C] to a Plugin[any] (Untyped).
 package skel
 
 import (
@@ -38,7 +38,7 @@ var stamp = Stamp + "unknown;"
 // Version returns the version of the running program.
 func Version() string { return strings.TrimSuffix(strings.TrimPrefix(stamp, Stamp), ";") }
 
-// Plugin is a plugin's name, configuration and handlers. A nil handler succeeds. Handlers do not print.
+// Plugin is a plugin's name, configuration and handlers. A nil handler other than Add succeeds. Handlers do not print.
 type Plugin[C any] struct {
 	Name  string
 	About string // description in one line
@@ -66,9 +66,9 @@ type Plugin[C any] struct {
 	// map from marks to what was missing. CHECK finds what Restore cannot restore, and Reapply handles it.
 	Restore func(context.Context, []*Request) map[string]error
 
-	// List returns holdings on the host and in namespaces whose paths the plugin knows, of the request's network or,
-	// without a network, of all networks in the default directories. (Only the key dataDir, also in ipam, names another
-	// directory.) List takes no lock and changes nothing. With an error, it also returns what it could read.
+	// List returns holdings on the host and in namespaces whose paths the plugin knows. If the request has a network,
+	// List may omit holdings of others. Only the key dataDir, also in ipam, names another directory than the default.
+	// List takes no lock and changes nothing. After an error, it returns the holdings that it could read.
 	List func(context.Context, *Request) ([]cni.Holding, error)
 }
 

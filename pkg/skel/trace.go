@@ -201,8 +201,8 @@ func quote(s string) string {
 // attributes returns the OTLP/JSON of attributes, given as pairs of key and value. It omits empty values.
 func attributes(pairs ...any) []byte {
 	var all [][]byte
-	add := func(key any, value string, args ...any) {
-		all = append(all, fmt.Appendf(nil, `{"key":"%s","value":{`+value+`}}`, append([]any{key}, args...)...))
+	add := func(key any, format string, args ...any) {
+		all = append(all, fmt.Appendf(nil, `{"key":"%s","value":{`+format+`}}`, append([]any{key}, args...)...))
 	}
 	for pair := range slices.Chunk(pairs, 2) {
 		switch v := pair[1].(type) {

@@ -15,8 +15,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// attachment is a container's attachment to a bridge, during an ADD, a CHECK or a Reapply.
-type attachment struct {
+// bridgeCall is an ADD, a CHECK or a Reapply in progress, with the bridge of its configuration.
+type bridgeCall struct {
 	call   *attach.Call
 	cfg    config
 	bridge rtnl.Link
@@ -30,8 +30,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := cfg.Link.ResolveMTU(call.Host); err != nil {
 		return nil, err
 	}
-	a := &attachment{call: call, cfg: cfg}
-	if err := a.connect(ctx); err != nil {
+	b := &bridgeCall{call: call, cfg: cfg}
+	if err := b.connect(ctx); err != nil {
 		return nil, err
 	}
 	answer, err := call.IPAMResult(ctx)
@@ -42,110 +42,110 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	return res, a.configure(ctx, res, gateways)
+	return res, b.configure(ctx, res, gateways)
 }
 
 // connect connects the container to the bridge by a pair, and starts IPAM, which runs concurrently.
-func (a *attachment) connect(ctx context.Context) error {
-	a.call.Req.Step("prepare the bridge")
-	if err := a.prepareBridge(); err != nil {
+func (b *bridgeCall) connect(ctx context.Context) error {
+	b.call.Req.Step("prepare the bridge")
+	if err := b.prepareBridge(); err != nil {
 		return err
 	}
-	if err := a.call.CreatePair(ctx, a.cfg.Link); err != nil {
+	if err := b.call.CreatePair(ctx, b.cfg.Link); err != nil {
 		return err
 	}
-	if err := a.call.StartIPAM(ctx); err != nil {
+	if err := b.call.StartIPAM(ctx); err != nil {
 		return err
 	}
-	if err := a.setUpPort(ctx); err != nil {
+	if err := b.setUpPort(ctx); err != nil {
 		return err
 	}
-	a.call.Req.Step("raise the interface")
-	return a.raise()
+	b.call.Req.Step("raise the interface")
+	return b.raise()
 }
 
 // configure assigns the addresses and routes of res to the container, makes the bridge its gateway, and completes res
 // with the interfaces.
-func (a *attachment) configure(ctx context.Context, res *cni.Result, gateways []netip.Prefix) error {
-	if err := a.call.RefuseHostAddresses(res, a.bridge, a.cfg.Gateway); err != nil {
+func (b *bridgeCall) configure(ctx context.Context, res *cni.Result, gateways []netip.Prefix) error {
+	if err := b.call.RefuseHostAddresses(res, b.bridge, b.cfg.Gateway); err != nil {
 		return err
 	}
-	if err := a.refuseNeighbors(res); err != nil {
+	if err := b.refuseNeighbors(res); err != nil {
 		return err
 	}
-	res.Interfaces = a.interfaces(a.bridge) // for iface.Configure, which finds the container's addresses by them
-	a.call.Req.Step("prepare the gateway")
-	gateway, err := a.prepareGateway(ctx, gateways)
+	res.Interfaces = b.interfaces(b.bridge) // for iface.Configure, which finds the container's addresses by them
+	b.call.Req.Step("prepare the gateway")
+	gateway, err := b.prepareGateway(ctx, gateways)
 	if err != nil {
 		return err
 	}
-	a.call.Req.Step("configure the interface")
-	if err := iface.Configure(ctx, a.target(), res); err != nil {
+	b.call.Req.Step("configure the interface")
+	if err := iface.Configure(ctx, b.target(), res); err != nil {
 		return err
 	}
-	masq, err := a.cfg.masqConfig(a.call.Host, gateway.Link, res.IPs)
+	masq, err := b.cfg.resolveMasq(b.call.Host, gateway.Link, res.IPs)
 	if err != nil {
 		return err
 	}
-	if err := a.call.Masquerade(ctx, masq, res); err != nil {
+	if err := b.call.Masquerade(ctx, masq, res); err != nil {
 		return err
 	}
-	if err := a.announce(ctx, res, gateway); err != nil {
+	if err := b.announce(ctx, res, gateway); err != nil {
 		return err
 	}
 	// The port may have changed the bridge's MTU and MAC address.
-	if a.bridge, err = a.call.Host.LinkByIndex(a.bridge.Index); err != nil {
+	if b.bridge, err = b.call.Host.LinkByIndex(b.bridge.Index); err != nil {
 		return err
 	}
-	res.Interfaces = a.interfaces(gateway.Link)
+	res.Interfaces = b.interfaces(gateway.Link)
 	return nil
 }
 
 // refuseNeighbors refuses addresses that the host knows from neighbors on the bridge or, in a VLAN, on its gateway.
-func (a *attachment) refuseNeighbors(res *cni.Result) (err error) {
-	link := a.bridge
-	if a.cfg.VLAN != 0 && len(res.IPs) > 0 {
-		link, err = a.call.Host.Link(a.cfg.gatewayName())
+func (b *bridgeCall) refuseNeighbors(res *cni.Result) (err error) {
+	link := b.bridge
+	if b.cfg.VLAN != 0 && len(res.IPs) > 0 {
+		link, err = b.call.Host.Link(b.cfg.gatewayName())
 	}
 	if err == nil {
-		err = a.call.RefuseNeighbors(res, link)
+		err = b.call.RefuseNeighbors(res, link)
 	}
 	return netplugin.IgnoreNoLink(err)
 }
 
 // raise brings the container's interface up. On a layer 2 network, it leaves the sysctls of the interface as they are.
-func (a *attachment) raise() error {
+func (b *bridgeCall) raise() error {
 	switch {
-	case a.cfg.DisableContainerInterface:
+	case b.cfg.DisableContainerInterface:
 		return nil
-	case a.call.Req.IPAM != "":
-		return iface.Raise(a.target())
+	case b.call.Req.IPAM != "":
+		return iface.Raise(b.target())
 	}
-	return a.call.Cont.SetLink(a.call.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
+	return b.call.Cont.SetLink(b.call.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-func (a *attachment) target() iface.Target {
-	t := a.call.Target()
-	t.EnableDAD, t.NoRouterAdverts = a.cfg.EnableDAD, a.cfg.Gateway
+func (b *bridgeCall) target() iface.Target {
+	t := b.call.Target()
+	t.EnableDAD, t.NoRouterAdverts = b.cfg.EnableDAD, b.cfg.Gateway
 	return t
 }
 
 // announce waits until the port forwards packets and IPv6 addresses are usable, and then announces them.
-func (a *attachment) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
-	if a.cfg.DisableContainerInterface {
+func (b *bridgeCall) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
+	if b.cfg.DisableContainerInterface {
 		return nil
 	}
-	if err := a.call.WaitUp(ctx, res, gw); err != nil || a.call.Req.IPAM == "" {
+	if err := b.call.WaitUp(ctx, res, gw); err != nil || b.call.Req.IPAM == "" {
 		return err
 	}
-	return iface.Announce(a.call.Cont, a.call.ContEnd)
+	return iface.Announce(b.call.Cont, b.call.ContEnd)
 }
 
 // interfaces returns the links as a result lists them: bridge, host end, container's interface, and the VLAN gateway if
 // gateway is one.
-func (a *attachment) interfaces(gateway rtnl.Link) []cni.Interface {
-	list := append([]cni.Interface{iface.Describe(a.bridge)}, a.call.Interfaces()...)
-	if gateway.Index != a.bridge.Index {
+func (b *bridgeCall) interfaces(gateway rtnl.Link) []cni.Interface {
+	list := append([]cni.Interface{iface.Describe(b.bridge)}, b.call.Interfaces()...)
+	if gateway.Index != b.bridge.Index {
 		list = append(list, iface.Describe(gateway))
 	}
 	return list
@@ -163,7 +163,7 @@ func del(ctx context.Context, req *skel.Request) error {
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Check(ctx, req, func(call *attach.Call) []error {
-		return (&attachment{call: call, cfg: cfg}).verify(ctx)
+		return (&bridgeCall{call: call, cfg: cfg}).verify(ctx)
 	})
 }
 
@@ -173,18 +173,18 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	a := &attachment{call: call, cfg: cfg}
-	if a.bridge, err = findBridge(call.Host, cfg.Bridge); err != nil {
+	b := &bridgeCall{call: call, cfg: cfg}
+	if b.bridge, err = findBridge(call.Host, cfg.Bridge); err != nil {
 		return err
 	}
-	masq, err := cfg.masqConfig(call.Host, a.bridge, req.PrevResult.ContainerIPs(req.IfName))
+	masq, err := cfg.resolveMasq(call.Host, b.bridge, req.PrevResult.ContainerIPs(req.IfName))
 	if err != nil {
 		return err
 	}
-	if err := call.Reapply(ctx, masq, a.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
+	if err := call.Reapply(ctx, masq, b.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
 		return err
 	}
-	err = a.spoofCheck().add(ctx, call.NF)
+	err = b.spoofCheck().add(ctx, call.NF)
 	// A DEL may have run before the check was added.
 	if reason := netplugin.NotRestored("macspoofchk", netplugin.VerifyAttached(req)); reason != nil {
 		return errors.Join(reason, deleteSpoofCheck(ctx, call.NF, req.Attachment, true))
@@ -207,7 +207,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			}
 			bridges[cfg.Bridge] = bridge
 		}
-		return cfg.masqConfig(host, bridge, req.PrevResult.ContainerIPs(req.IfName))
+		return cfg.resolveMasq(host, bridge, req.PrevResult.ContainerIPs(req.IfName))
 	})
 }
 

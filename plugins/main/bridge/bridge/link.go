@@ -34,37 +34,37 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 // prepareBridge finds or creates the bridge, and brings it up. It has no undo, because other containers may use the
 // bridge already. If the bridge is up, prepareBridge changes only promiscuous mode and accept_ra, and pins the MAC
 // address of a gateway. It warns of other settings that contradict the configuration.
-func (a *attachment) prepareBridge() error {
-	cfg := a.cfg
-	br, err := findBridge(a.call.Host, cfg.Bridge)
+func (b *bridgeCall) prepareBridge() error {
+	cfg := b.cfg
+	br, err := findBridge(b.call.Host, cfg.Bridge)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		br, err = a.createBridge()
+		br, err = b.createBridge()
 	}
 	if err != nil {
 		return err
 	}
 	if cfg.Link.MTU != 0 && br.MTU != cfg.Link.MTU {
-		a.call.Req.Warn("bridge %q: has MTU %d instead of the configured %d; an existing bridge is not changed",
+		b.call.Req.Warn("bridge %q: has MTU %d instead of the configured %d; an existing bridge is not changed",
 			cfg.Bridge, br.MTU, cfg.Link.MTU)
 	}
 	if cfg.needsVLANFilter() && !br.VLANFiltering {
-		a.call.Req.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
+		b.call.Req.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
 			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
 	if cfg.PromiscMode && !br.Promisc {
-		if err := a.call.Host.SetLink(br.Index, rtnl.LinkChange{Promisc: new(true)}); err != nil {
+		if err := b.call.Host.SetLink(br.Index, rtnl.LinkChange{Promisc: new(true)}); err != nil {
 			return err
 		}
 	}
-	a.bridge = br
-	if cfg.Gateway && a.call.Req.IPAM != "" {
+	b.bridge = br
+	if cfg.Gateway && b.call.Req.IPAM != "" {
 		// The MAC address is pinned first, because a new port may change it, and because an ADD that fails or is killed
 		// later may leave gateway addresses.
-		if err := a.pinMAC(br); err != nil {
+		if err := b.pinMAC(br); err != nil {
 			return err
 		}
 	}
-	if err := a.call.Tolerate(a.ignoreRouterAdverts()); err != nil {
+	if err := b.call.Tolerate(b.ignoreRouterAdverts()); err != nil {
 		return err
 	}
 	if br.Up {
@@ -72,50 +72,50 @@ func (a *attachment) prepareBridge() error {
 	}
 	// The bridge is brought up last, so that a bridge that is down is new or incomplete. Without an uplink, duplicate
 	// address detection is not needed, because no other host can have the bridge's link-local address.
-	hasUplink, err := a.hasUplink()
+	hasUplink, err := b.hasUplink()
 	if err != nil {
 		return err
 	}
 	if !hasUplink {
-		if err := a.call.Tolerate(iface.SkipDAD(br.Name)); err != nil {
+		if err := b.call.Tolerate(iface.SkipDAD(br.Name)); err != nil {
 			return err
 		}
 	}
-	return a.call.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
+	return b.call.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // ignoreRouterAdverts makes the bridge ignore router advertisements, with which containers could add routes to the
 // host. A bridge that is up and has an uplink keeps its setting, because the host's own router may be on that network.
-func (a *attachment) ignoreRouterAdverts() error {
-	if a.bridge.Up {
-		accepts, err := iface.AcceptsRouterAdverts(a.bridge.Name)
+func (b *bridgeCall) ignoreRouterAdverts() error {
+	if b.bridge.Up {
+		accepts, err := iface.AcceptsRouterAdverts(b.bridge.Name)
 		if err != nil || !accepts {
 			return err
 		}
-		hasUplink, err := a.hasUplink()
+		hasUplink, err := b.hasUplink()
 		if err != nil || hasUplink {
 			return err
 		}
 	}
-	return iface.IgnoreRouterAdverts(a.bridge.Name)
+	return iface.IgnoreRouterAdverts(b.bridge.Name)
 }
 
 // hasUplink reports whether the bridge may be connected to other hosts, that is, whether any port is not a veth.
-func (a *attachment) hasUplink() (bool, error) {
-	ports, err := a.call.Host.Ports(a.bridge.Index)
+func (b *bridgeCall) hasUplink() (bool, error) {
+	ports, err := b.call.Host.Ports(b.bridge.Index)
 	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), err
 }
 
 // createBridge creates the bridge, or returns the one that a concurrent ADD created.
-func (a *attachment) createBridge() (rtnl.Link, error) {
-	err := a.call.Host.AddLink(rtnl.NewLink{
-		Kind: "bridge", Name: a.cfg.Bridge, MTU: a.cfg.Link.MTU, VLANFiltering: a.cfg.needsVLANFilter(),
+func (b *bridgeCall) createBridge() (rtnl.Link, error) {
+	err := b.call.Host.AddLink(rtnl.NewLink{
+		Kind: "bridge", Name: b.cfg.Bridge, MTU: b.cfg.Link.MTU, VLANFiltering: b.cfg.needsVLANFilter(),
 		MAC: randomMAC(), // otherwise the address changes with the ports, see pinMAC
 	})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return rtnl.Link{}, a.cfg.vlanError(err)
+		return rtnl.Link{}, b.cfg.vlanError(err)
 	}
-	return findBridge(a.call.Host, a.cfg.Bridge)
+	return findBridge(b.call.Host, b.cfg.Bridge)
 }
 
 // vlanError returns code 2 if err means that the kernel has no VLAN filtering, and err otherwise.
@@ -143,38 +143,38 @@ const gatewayTimeout = 5 * time.Second
 
 // prepareGateway adds the gateway addresses to the bridge or to the VLAN gateway, and enables forwarding on the host.
 // It has no undo, because other containers may use the gateway already.
-func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
-	gw.Link = a.bridge
+func (b *bridgeCall) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
+	gw.Link = b.bridge
 	if len(want) == 0 {
 		return gw, nil
 	}
-	if a.cfg.VLAN != 0 {
-		if gw.Link, err = a.ensureVLANGateway(ctx); err == nil {
-			err = a.pinMAC(gw.Link)
+	if b.cfg.VLAN != 0 {
+		if gw.Link, err = b.ensureVLANGateway(ctx); err == nil {
+			err = b.pinMAC(gw.Link)
 		}
 		if err != nil {
 			return gw, err
 		}
 	}
-	have, err := a.call.Host.Addrs(gw.Link.Index)
+	have, err := b.call.Host.Addrs(gw.Link.Index)
 	if err != nil {
 		return gw, err
 	}
-	plan, err := planGateways(a.cfg, gw.Link.Name, have, want)
+	plan, err := planGateways(b.cfg, gw.Link.Name, have, want)
 	if err != nil {
 		return gw, err
 	}
-	if err := a.refuseGateways(plan, gw.Link); err != nil {
+	if err := b.refuseGateways(plan, gw.Link); err != nil {
 		return gw, err
 	}
 	gw.Addrs = plan.Usable
 	for _, addr := range plan.Remove {
-		if err := a.call.Host.DelAddr(gw.Link.Index, addr); err != nil {
+		if err := b.call.Host.DelAddr(gw.Link.Index, addr); err != nil {
 			return gw, err
 		}
 	}
 	for _, addr := range plan.Add {
-		usable, err := a.addGateway(gw.Link, addr)
+		usable, err := b.addGateway(gw.Link, addr)
 		if err != nil {
 			return gw, err
 		}
@@ -183,7 +183,7 @@ func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (g
 		}
 	}
 	if plan.AwaitsDAD {
-		if err := a.waitGatewayDAD(ctx, gw.Link); err != nil {
+		if err := b.waitGatewayDAD(ctx, gw.Link); err != nil {
 			return gw, err
 		}
 	}
@@ -197,9 +197,9 @@ func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (g
 
 // refuseGateways refuses new gateway addresses with which the host could no longer reach its router or a container of
 // another network. It also refuses to replace an address that is the gateway of such a container.
-func (a *attachment) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
+func (b *bridgeCall) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
 	for _, addr := range plan.Add {
-		err := errors.Join(a.call.RefuseRouter(addr, a.bridge, link), a.call.RefuseGateway(addr, a.bridge, link))
+		err := errors.Join(b.call.RefuseRouter(addr, b.bridge, link), b.call.RefuseGateway(addr, b.bridge, link))
 		if err != nil {
 			return err
 		}
@@ -208,7 +208,7 @@ func (a *attachment) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
 		if slices.Contains(plan.Add, addr) { // a duplicate
 			continue
 		}
-		holder, _, err := a.call.FindHolder(link, addr.Masked())
+		holder, _, err := b.call.FindHolder(link, addr.Masked())
 		if err == nil && holder != "" {
 			err = cni.Errorf(cni.CodeConflict, "forceAddress: bridge %q: gateway %s is in use by %s; remove that "+
 				"container first", link.Name, addr, holder)
@@ -224,22 +224,22 @@ func (a *attachment) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
 // bridge whose address was not set the lowest address of its ports, and changes it when that port is removed.
 // Containers would then lose their gateway until their neighbor entries expire. A bridge that has lost all its ports
 // has the zero address, and gets a random one.
-func (a *attachment) pinMAC(l rtnl.Link) error {
+func (b *bridgeCall) pinMAC(l rtnl.Link) error {
 	if isSet, err := iface.IsMACSet(l); isSet && err == nil || len(l.MAC) == 0 {
 		return nil
 	}
 	if bytes.Equal(l.MAC, make(net.HardwareAddr, len(l.MAC))) {
 		l.MAC = randomMAC()
 	}
-	return a.call.Host.SetLink(l.Index, rtnl.LinkChange{MAC: l.MAC})
+	return b.call.Host.SetLink(l.Index, rtnl.LinkChange{MAC: l.MAC})
 }
 
 // waitGatewayDAD waits for the duplicate address detection of gateway addresses for which an earlier detection failed.
 // If it takes longer than gatewayTimeout, the result is ignored.
-func (a *attachment) waitGatewayDAD(ctx context.Context, link rtnl.Link) error {
+func (b *bridgeCall) waitGatewayDAD(ctx context.Context, link rtnl.Link) error {
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	if err := a.call.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
+	if err := b.call.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
 		return cni.Errorf(cni.CodeConflict, "bridge %q: gateway: %w", link.Name, err)
 	}
 	return nil
@@ -247,15 +247,15 @@ func (a *attachment) waitGatewayDAD(ctx context.Context, link rtnl.Link) error {
 
 // addGateway adds a gateway address. usable is true for an IPv6 address without duplicate address detection. Without an
 // uplink, detection is not needed, because only containers are on the network, and their leases are exclusive.
-func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
+func (b *bridgeCall) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
 	if gw.Addr().Is6() {
-		hasUplink, err := a.hasUplink()
+		hasUplink, err := b.hasUplink()
 		if err != nil {
 			return false, err
 		}
 		usable = !hasUplink
 	}
-	err = a.call.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
+	err = b.call.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
 	switch {
 	case errors.Is(err, unix.EEXIST): // a concurrent ADD added it
 		err = nil
@@ -271,42 +271,42 @@ func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 // the bridge. Both ends are brought up last, so that a gateway that is down is incomplete, and is completed here. A
 // link of that name that is not a pair of this host belongs to the administrator, and is only brought up. A bridge of
 // that name is refused if another network may have created it.
-func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
-	name := a.cfg.gatewayName()
-	gw, err := a.call.Host.Link(name)
+func (b *bridgeCall) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
+	name := b.cfg.gatewayName()
+	gw, err := b.call.Host.Link(name)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		// The name of the other end is derived from the bridge and the gateway.
-		portName := iface.HostNames(cni.Attachment{Network: a.cfg.Bridge, IfName: name})[0]
-		err = a.call.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: a.cfg.Link.MTU,
+		portName := iface.HostNames(cni.Attachment{Network: b.cfg.Bridge, IfName: name})[0]
+		err = b.call.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: b.cfg.Link.MTU,
 			MAC: randomMAC(), Peer: rtnl.Peer{Name: portName}})
 		if err == nil || errors.Is(err, unix.EEXIST) { // EEXIST: a concurrent ADD created it
-			gw, err = a.call.Host.Link(name)
+			gw, err = b.call.Host.Link(name)
 		}
 	}
 	if err == nil && gw.Kind == "bridge" {
-		err = a.refuseGatewayBridge(gw)
+		err = b.refuseGatewayBridge(gw)
 	}
 	if err != nil || gw.Up {
 		return gw, err
 	}
-	end, err := a.call.Host.OtherEnd(gw, a.call.Host)
+	end, err := b.call.Host.OtherEnd(gw, b.call.Host)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		err = a.call.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
+		err = b.call.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
 	case err == nil:
-		err = a.completeVLANGateway(ctx, gw, end)
+		err = b.completeVLANGateway(ctx, gw, end)
 	}
 	if err != nil {
-		return gw, fmt.Errorf("gateway of vlan %d: %w", a.cfg.VLAN, err)
+		return gw, fmt.Errorf("gateway of vlan %d: %w", b.cfg.VLAN, err)
 	}
 	return gw, nil
 }
 
-// refuseGatewayBridge returns code 103 if a bridge with the name of a VLAN gateway has only ports that a plugin adds to
-// the bridge of its network: the host ends of containers, and of that bridge's own VLAN gateways. A port of another
-// kind, or one that leads to this attachment's bridge, shows that the administrator created the bridge.
-func (a *attachment) refuseGatewayBridge(gw rtnl.Link) error {
-	ports, err := a.call.Host.Ports(gw.Index)
+// refuseGatewayBridge returns code 103 if another network may have created the bridge that has the VLAN gateway's name.
+// All ports of such a bridge are host ends of containers, or belong to its own VLAN gateways. A port of another kind,
+// or a pair to this attachment's bridge, shows that the administrator created the bridge.
+func (b *bridgeCall) refuseGatewayBridge(gw rtnl.Link) error {
+	ports, err := b.call.Host.Ports(gw.Index)
 	if err != nil {
 		return err
 	}
@@ -317,8 +317,8 @@ func (a *attachment) refuseGatewayBridge(gw rtnl.Link) error {
 		if p.PeerNS != -1 {
 			continue
 		}
-		peer, err := a.call.Host.LinkByIndex(p.Peer)
-		if err == nil && peer.Master == a.bridge.Index {
+		peer, err := b.call.Host.LinkByIndex(p.Peer)
+		if err == nil && peer.Master == b.bridge.Index {
 			return nil
 		}
 		if netplugin.IgnoreNoLink(err) != nil {
@@ -326,39 +326,39 @@ func (a *attachment) refuseGatewayBridge(gw rtnl.Link) error {
 		}
 	}
 	return cni.Errorf(cni.CodeConflict, "gateway of vlan %d: the name %q is taken by a bridge of another network",
-		a.cfg.VLAN, gw.Name)
+		b.cfg.VLAN, gw.Name)
 }
 
 // completeVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
-func (a *attachment) completeVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
-	err := a.call.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
+func (b *bridgeCall) completeVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
+	err := b.call.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
 	if err != nil {
 		return err
 	}
-	if err := a.keepMTU(&end); err != nil {
+	if err := b.keepMTU(&end); err != nil {
 		return err
 	}
-	if err := a.call.Host.SetLink(end.Index, rtnl.LinkChange{Master: &a.bridge.Index}); err != nil {
+	if err := b.call.Host.SetLink(end.Index, rtnl.LinkChange{Master: &b.bridge.Index}); err != nil {
 		return err
 	}
-	if err := a.setVLANs(end, portVLANs(a.cfg.VLAN, nil), false); err != nil {
+	if err := b.setVLANs(end, portVLANs(b.cfg.VLAN, nil), false); err != nil {
 		return err
 	}
 	for _, index := range []int{end.Index, gw.Index} {
-		if err := a.call.Host.SetLink(index, rtnl.LinkChange{Up: new(true)}); err != nil {
+		if err := b.call.Host.SetLink(index, rtnl.LinkChange{Up: new(true)}); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	_, err = a.call.Host.WaitUp(ctx, end.Index)
+	_, err = b.call.Host.WaitUp(ctx, end.Index)
 	return err
 }
 
-// masqConfig returns the configured masquerade with Link set to the interface on which the container's packets arrive,
-// or its VRF. If the bridge is configured as a gateway, that interface is the VLAN gateway. Otherwise it is the VLAN
-// link on the bridge through which the host routes to the container. If there is no such link, it is the bridge.
-func (c config) masqConfig(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
+// resolveMasq returns the configured masquerade with Link set to the interface on which the container's packets arrive,
+// or its VRF. With isGateway and vlan, that interface is the VLAN gateway. Without isGateway, it is the VLAN link on
+// the bridge through which the host routes to the container. Otherwise, and if that link is missing, it is the bridge.
+func (c config) resolveMasq(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
 	if m = c.Masq; !m.Enabled {
 		return m, nil
 	}

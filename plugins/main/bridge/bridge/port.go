@@ -13,32 +13,32 @@ import (
 )
 
 // setUpPort makes the host end a port of the bridge. The port is brought up last, when all restrictions are in place.
-func (a *attachment) setUpPort(ctx context.Context) error {
-	if err := a.keepMTU(&a.call.HostEnd); err != nil {
+func (b *bridgeCall) setUpPort(ctx context.Context) error {
+	if err := b.keepMTU(&b.call.HostEnd); err != nil {
 		return err
 	}
-	if err := a.call.MarkHostEnd(a.bridge.Index); err != nil {
+	if err := b.call.MarkHostEnd(b.bridge.Index); err != nil {
 		return err
 	}
-	flags := rtnl.Port{Hairpin: a.cfg.HairpinMode, Isolated: a.cfg.PortIsolation}
+	flags := rtnl.Port{Hairpin: b.cfg.HairpinMode, Isolated: b.cfg.PortIsolation}
 	if flags.Hairpin || flags.Isolated { // both are off for a new port
-		if err := a.call.Host.SetPort(a.call.HostEnd.Index, flags); err != nil {
+		if err := b.call.Host.SetPort(b.call.HostEnd.Index, flags); err != nil {
 			return err
 		}
 	}
-	vlans := portVLANs(a.cfg.VLAN, a.cfg.Trunk)
-	if err := a.setVLANs(a.call.HostEnd, vlans, a.cfg.PreserveDefaultVLAN); err != nil {
-		return a.cfg.vlanError(err)
+	vlans := portVLANs(b.cfg.VLAN, b.cfg.Trunk)
+	if err := b.setVLANs(b.call.HostEnd, vlans, b.cfg.PreserveDefaultVLAN); err != nil {
+		return b.cfg.vlanError(err)
 	}
-	if a.cfg.MacSpoofChk {
-		a.call.Req.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
-			return deleteSpoofCheck(ctx, a.call.NF, a.call.Req.Attachment, false)
+	if b.cfg.MacSpoofChk {
+		b.call.Req.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
+			return deleteSpoofCheck(ctx, b.call.NF, b.call.Req.Attachment, false)
 		})
-		if err := a.spoofCheck().add(ctx, a.call.NF); err != nil {
+		if err := b.spoofCheck().add(ctx, b.call.NF); err != nil {
 			return err
 		}
 	}
-	return a.call.Host.SetLink(a.call.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
+	return b.call.Host.SetLink(b.call.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // keepMTU keeps a new port with a smaller MTU from lowering the bridge's MTU while other ports use it.
@@ -47,18 +47,18 @@ func (a *attachment) setUpPort(ctx context.Context) error {
 // less than 1280 bytes. So keepMTU raises the MTU of the new port's host end to the largest MTU that any container
 // uses. If no container uses the bridge's MTU any more, keepMTU lowers the ports whose MTU an earlier ADD raised to the
 // largest MTU in use, and the kernel lowers the bridge's MTU.
-func (a *attachment) keepMTU(end *rtnl.Link) error {
-	if end.MTU >= a.bridge.MTU {
-		return a.raiseMTU(end.MTU)
+func (b *bridgeCall) keepMTU(end *rtnl.Link) error {
+	if end.MTU >= b.bridge.MTU {
+		return b.raiseMTU(end.MTU)
 	}
-	ports, err := a.call.Host.Ports(a.bridge.Index)
+	ports, err := b.call.Host.Ports(b.bridge.Index)
 	if err != nil {
 		return err
 	}
 	largest := end.MTU
 	for _, p := range ports {
-		if largest = max(largest, a.usedMTU(p)); largest >= a.bridge.MTU {
-			largest, ports = a.bridge.MTU, nil // no port is lowered
+		if largest = max(largest, b.usedMTU(p)); largest >= b.bridge.MTU {
+			largest, ports = b.bridge.MTU, nil // no port is lowered
 			break
 		}
 	}
@@ -66,7 +66,7 @@ func (a *attachment) keepMTU(end *rtnl.Link) error {
 		if p.MTU <= largest {
 			continue
 		}
-		err := a.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: largest})
+		err := b.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: largest})
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return err
 		}
@@ -75,59 +75,59 @@ func (a *attachment) keepMTU(end *rtnl.Link) error {
 		return nil
 	}
 	end.MTU = largest
-	return a.call.Host.SetLink(end.Index, rtnl.LinkChange{MTU: largest})
+	return b.call.Host.SetLink(end.Index, rtnl.LinkChange{MTU: largest})
 }
 
 // raiseMTU raises the MTU of a bridge to MTUMin6 when an interface with at least this MTU becomes a port. Without it, a
 // first container with a smaller MTU would prevent IPv6 for all later containers on the bridge.
-func (a *attachment) raiseMTU(mtu int) error {
-	if mtu < attach.MTUMin6 || a.bridge.MTU >= attach.MTUMin6 {
+func (b *bridgeCall) raiseMTU(mtu int) error {
+	if mtu < attach.MTUMin6 || b.bridge.MTU >= attach.MTUMin6 {
 		return nil
 	}
-	ports, err := a.call.Host.Ports(a.bridge.Index)
+	ports, err := b.call.Host.Ports(b.bridge.Index)
 	for _, p := range ports {
 		if p.MTU < attach.MTUMin6 {
-			setErr := a.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: attach.MTUMin6})
+			setErr := b.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: attach.MTUMin6})
 			err = errors.Join(err, netplugin.IgnoreNoLink(setErr))
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return a.call.Tolerate(a.ignoreRouterAdverts()) // the bridge's IPv6 settings are new
+	return b.call.Tolerate(b.ignoreRouterAdverts()) // the bridge's IPv6 settings are new
 }
 
 // usedMTU returns the MTU that a port needs. For the port of a container or a VLAN gateway, that is the MTU of the peer
 // if it is smaller than the port's, because keepMTU may have raised the port's. All other ports belong to the
 // administrator and need the MTU that they have.
-func (a *attachment) usedMTU(port rtnl.Link) int {
-	peer, err := a.call.Host.Peer(port)
+func (b *bridgeCall) usedMTU(port rtnl.Link) int {
+	peer, err := b.call.Host.Peer(port)
 	_, isContainer := cni.ParseMark(port.Alias)
-	isGateway := port.PeerNS == -1 && strings.HasPrefix(peer.Name, a.bridge.Name+".")
+	isGateway := port.PeerNS == -1 && strings.HasPrefix(peer.Name, b.bridge.Name+".")
 	if err != nil || !isContainer && !isGateway {
 		return port.MTU
 	}
 	return min(port.MTU, peer.MTU)
 }
 
-func (a *attachment) spoofCheck() spoofCheck {
-	return spoofCheck{Attachment: a.call.Req.Attachment, Port: a.call.HostEnd.Name, MAC: a.call.ContEnd.MAC}
+func (b *bridgeCall) spoofCheck() spoofCheck {
+	return spoofCheck{Attachment: b.call.Req.Attachment, Port: b.call.HostEnd.Name, MAC: b.call.ContEnd.MAC}
 }
 
 // setVLANs adds the VLANs to a new port and removes the bridge's default VLAN from it, unless keepDefault is set. A
 // port that gets no VLANs keeps the default VLAN, because it would carry no frames without it.
-func (a *attachment) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool) error {
+func (b *bridgeCall) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool) error {
 	if len(vlans) == 0 {
 		return nil
 	}
-	defaultID := a.bridge.DefaultPVID
+	defaultID := b.bridge.DefaultPVID
 	keepDefault = keepDefault || slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.ID == defaultID })
 	if defaultID != 0 && !keepDefault {
-		if err := a.call.Host.DelVLAN(end.Index, defaultID); err != nil {
+		if err := b.call.Host.DelVLAN(end.Index, defaultID); err != nil {
 			return err
 		}
 	}
-	return a.call.Host.AddVLANs(end.Index, vlans)
+	return b.call.Host.AddVLANs(end.Index, vlans)
 }
 
 // portVLANs returns a port's VLANs: vlan untagged (0: none), trunk tagged. A trunk without vlan has VLAN 1 untagged.
