@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -52,14 +53,7 @@ func (r *report) pathTable() table {
 				t.head = append(t.head, "better than "+row.names[side])
 			}
 		}
-		cells := []string{row.crowd.title(), row.figure}
-		for _, side := range []int{0, besideIPTables, besideNFTables} {
-			if row.why[side] != "" {
-				cells = append(cells, "n/a: fails")
-			} else {
-				cells = append(cells, grouped(median(row.values[side])))
-			}
-		}
+		cells := append([]string{row.crowd.title(), row.figure}, row.medians()...)
 		for _, side := range []int{besideIPTables, besideNFTables, besideOurs} {
 			if row.failed(side) {
 				cells = append(cells, "-")
@@ -70,6 +64,67 @@ func (r *report) pathTable() table {
 		t.rows = append(t.rows, cells)
 	}
 	return t
+}
+
+func (r *pathRow) medians() (cells []string) {
+	for _, side := range []int{0, besideIPTables, besideNFTables} {
+		if r.why[side] != "" {
+			cells = append(cells, "n/a: fails")
+		} else {
+			cells = append(cells, grouped(median(r.values[side])))
+		}
+	}
+	return cells
+}
+
+// better is the advantage over the reference's better backend.
+func (r *pathRow) better() string {
+	var ratios []float64
+	for _, side := range []int{besideIPTables, besideNFTables} {
+		if a := r.advantage(side); !r.failed(side) && (ratios == nil || median(a) < median(ratios)) {
+			ratios = a
+		}
+	}
+	return spread(ratios)
+}
+
+// pageTables have a row for each figure of a network, and a column for each number of containers.
+func (r *report) pageTables() (medians, ratios table) {
+	var sizes []int
+	for _, row := range r.paths {
+		sizes = append(sizes, row.crowd.size)
+	}
+	slices.Sort(sizes)
+	sizes = slices.Compact(sizes)
+	head := []string{"network", "figure"}
+	for _, size := range sizes {
+		head = append(head, fmt.Sprint(size))
+	}
+	medians.head, ratios.head = head, append(slices.Clone(head), "noise")
+	seen := map[[2]string]bool{}
+	for _, row := range r.paths {
+		name := [2]string{row.crowd.name, row.figure}
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		values, better, noise := name[:], slices.Clone(name[:]), []float64(nil)
+		for _, size := range sizes {
+			sized := r.pathRow(name[0], size, name[1])
+			if sized == nil {
+				values, better = append(values, "-"), append(better, "-")
+				continue
+			}
+			values = append(values, strings.Join(sized.medians(), " / "))
+			better = append(better, sized.better())
+			if !sized.failed(besideOurs) {
+				noise = append(noise, sized.advantage(besideOurs)...)
+			}
+		}
+		medians.rows = append(medians.rows, values)
+		ratios.rows = append(ratios.rows, append(better, spread(noise)))
+	}
+	return medians, ratios
 }
 
 // grouped is like figure, with commas between thousands.
@@ -182,8 +237,12 @@ func (r *report) writePathPage(path string) {
 	for _, fact := range r.about()[:len(r.facts)+1] {
 		s.WriteString("- " + fact + "\n")
 	}
-	fmt.Fprintf(&s, "- %d rounds of %v\n\n![cost of a connection and of a packet](%s)\n\n%s\n%s\n", r.pathRoundCount,
-		r.pathTime, plotName, r.pathAimTable().markdown(), r.pathTable().markdown())
+	medians, ratios := r.pageTables()
+	fmt.Fprintf(&s, "- %d rounds of %v\n\n![cost of a connection and of a packet](%s)\n\n%s\n", r.pathRoundCount,
+		r.pathTime, plotName, r.pathAimTable().markdown())
+	fmt.Fprintf(&s, "### Hawser, better than the reference's better backend, by number of containers\n\n%s\n",
+		ratios.markdown())
+	fmt.Fprintf(&s, "### Medians: Hawser / reference on iptables / reference on nftables\n\n%s\n", medians.markdown())
 	replacePart(path, pathBegin, s.String())
 	plot := filepath.Join(filepath.Dir(path), plotName)
 	Expect(os.WriteFile(plot, []byte(r.plot()), 0o644)).To(Succeed())
@@ -304,8 +363,9 @@ var _ = Describe("the report of the data path", func() {
 		page := string(nstest.Must(os.ReadFile(dir + "/page.md")))
 		Expect(page).To(And(HavePrefix("# Before\n"), HaveSuffix("## After\n"), Not(ContainSubstring("old"))))
 		Expect(page).To(MatchRegexp(`\| 1000: at least 2 times the connections/s .* \| 2.50 \| yes \|`))
-		Expect(page).To(ContainSubstring("| bridge, 1000 containers | " + portConnections +
-			" | 4,000 | 1,600 | 1,600 | 2.50 (2.50 to 2.50) | 2.50 (2.50 to 2.50) | 1.00 (1.00 to 1.00) |"))
+		Expect(page).To(ContainSubstring("| bridge | " + portConnections + " | 1.00 (1.00 to 1.00) |" +
+			" 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) | 2.50 (2.50 to 2.50) | 1.00 (1.00 to 1.00) |"))
+		Expect(page).To(ContainSubstring("| ptp | " + portPackets + " | - | - | 4,000 / 4,000 / 4,000 | - |"))
 		var svg struct {
 			Lines []struct{} `xml:"polyline"`
 		}
@@ -333,6 +393,8 @@ var _ = Describe("the report of the data path", func() {
 		r := measured(1.5)
 		r.pathRow("bridge", 1, portGigabits).why[besideNFTables] = "refused"
 		Expect(r.pathAimTable().markdown()).To(MatchRegexp(`\| 1000: at least 2 times .* \| 1.50 \| \*\*no\*\* \|`))
+		_, ratios := r.pageTables()
+		Expect(ratios.markdown()).To(ContainSubstring("| bridge | " + portGigabits + " | 1.00 (1.00 to 1.00) |"))
 		var out strings.Builder
 		r.printPaths(&out)
 		Expect(out.String()).To(And(ContainSubstring("n/a: fails"), ContainSubstring("refused")))

@@ -257,7 +257,6 @@ func (r *report) writePage(path string) {
 	}
 	fmt.Fprintf(&s, "\n### Aims\n%s\n", r.aimTable().markdown())
 	fmt.Fprintf(&s, "### Calls\n%s\n", r.askedTable().markdown())
-	fmt.Fprintf(&s, "### Start\n%s\n", r.startTable().markdown())
 	fmt.Fprintf(&s, "### Size\n%s\n", r.sizeTable().markdown())
 	replacePart(path, pageBegin, s.String())
 }
