@@ -191,7 +191,6 @@ var _ = Describe("a run", func() {
 		for _, line := range []string{`- of this run`,
 			`\| loopback: ADD \| n/a: no loopback \| n/a: no loopback \| [0-9.]+ / [0-9.]+ / - \|`,
 			`\| portmap, 1 published: ADD \| ` + ratio + ` \| ` + ratio + ` \| [0-9.]+ / [0-9.]+ / [0-9.]+ \|`,
-			`\| dummy \| [0-9.]+ / [0-9.]+ / [0-9.]+ \| [0-9.]+ / [0-9.]+ / [0-9.]+ \|`,
 			`\| hawser, one program \| 1 \| [0-9]+ \| [0-9]+ \| [0-9]+ \|`,
 			`\| our failures, all rows \| at most 0 \| 0.00, yes \| at most 0 \| 0.00, yes \|`,
 		} {
