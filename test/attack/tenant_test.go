@@ -562,12 +562,16 @@ var _ = Describe("addresses of the node's networks", Label("kernel", "node-subne
 		v.Network = "cluster"
 		n.Up(v, Usual("").Only("bridge"))
 	})
-	It("are refused with ptp if they are the router's", func() {
+	DescribeTable("are refused with ptp", func(address, gateway, message string) {
 		before := n.Snapshot("addresses", "routes")
-		a := tenantADD(n, "ptp", Object{"ipam": static("192.0.2.2/32", "10.99.0.1")})
-		Expect(a.Failed(103)).To(ContainSubstring("address 192.0.2.2: the host's own router"))
+		a := tenantADD(n, "ptp", Object{"ipam": static(address, gateway)})
+		Expect(a.Failed(103)).To(ContainSubstring(message))
 		Expect(n.Snapshot("addresses", "routes")).To(Equal(before))
-	})
+	},
+		Entry("the router's", "192.0.2.2/32", "10.99.0.1", "address 192.0.2.2: the host's own router"),
+		Entry("a container's, as the gateway", "10.99.0.9/32", "10.88.0.2",
+			`address 10.88.0.2: network "cluster", container "victim"`),
+	)
 
 	DescribeTable("may be divided with ptp by ranges", func(first, second List) {
 		a, b, next := NewPod("a"), NewPod("b"), NewPod("next")

@@ -52,6 +52,11 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 		Expect(m.search).To(Equal([]string{"a"}))
 	})
 
+	It("has a checksum other than 0", func() {
+		Expect(checksum([]byte{0xff, 0xff})).To(Equal(uint16(0xffff)))
+		Expect(checksum([]byte{0xff, 0xfe})).To(Equal(uint16(1)))
+	})
+
 	It("has each resolver once", func() {
 		a := cni.DNS{Nameservers: []string{"a"}, Search: []string{"x"}}
 		Expect(mergeDNS(a, cni.DNS{Nameservers: []string{"a", "b"}, Search: []string{"x"}, Domain: "d"})).To(Equal(

@@ -115,6 +115,12 @@ var _ = Describe("plan", func() {
 			"fe80::1/64"),
 	)
 
+	It("has the configuration's resolver settings instead of IPAM's, even an empty list", func() {
+		got, _, err := planned(`"dns":{"search":[]}`, v4, "")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(got).NotTo(ContainSubstring("ipam"))
+	})
+
 	It("refuses an mtu that is too small for an address", func() {
 		_, _, err := planned(`"mtu":1279`, `{"address":"2001:db8::2/64"}`, "")
 		Expect(err).To(MatchError(ContainSubstring("mtu: 1279 is too small for IPv6 (1280)")))

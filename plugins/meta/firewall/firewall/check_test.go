@@ -185,6 +185,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			Expect(reaches(a.Host, "10.1.0.3:80", false)).To(BeFalse())
 			b.del()
 			Expect(w.Cmd("bridge", "-d", "link", "show", "dev", a.hostEnd)).To(ContainSubstring("isolated off"))
+			Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("chain firewall_policy"))
 		})
 	})
 

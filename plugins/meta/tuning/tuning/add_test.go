@@ -301,7 +301,9 @@ var _ = Describe("STATUS", func() {
 		Expect(status(everything)).To(Equal(Answer{}))
 	})
 
-	It("is not well where the allow-list forbids a sysctl", func() {
+	It("is not well where the allow-list is broken, or forbids a sysctl", func() {
+		put(w.allow, "net\n(")
+		Expect(status(everything).Failed(cni.CodeUnavailable)).To(ContainSubstring(`line "("`))
 		put(w.allow, "^net\\.core\\.x$")
 		Expect(status(everything).Failed(cni.CodeUnavailable)).
 			To(HavePrefix(`sysctl["net.ipv4.conf.IFNAME.arp_filter"]: "1": not allowed by `))
