@@ -175,7 +175,7 @@ func (r *ruleReader) lookUp(data []byte) {
 	register := nlattr.Get(data, unix.NFTA_LOOKUP_DREG)
 	isMap := register != nil && nlattr.GetNumber(register) == unix.NFT_REG_VERDICT
 	c, elements := condition{}, []nft.Element(nil)
-	if r.field != otherField && (register == nil || isMap) {
+	if r.err == nil && r.field != otherField && (register == nil || isMap) {
 		elements, r.err = r.elements(nlattr.GetString(data, unix.NFTA_LOOKUP_SET))
 		c, elements = r.setCondition(elements)
 	}

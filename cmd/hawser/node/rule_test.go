@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -86,6 +87,21 @@ func TestDecideReturn(t *testing.T) {
 	p := &Packet{Uplink: rtnl.Link{Name: "eth0", Index: 1}, Range: netip.MustParsePrefix("10.88.0.0/24")}
 	if d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p); d.Drops {
 		t.Errorf("got %+v", d)
+	}
+}
+
+// TestReadRuleError reads a rule with two sets, of which the first cannot be read.
+func TestReadRuleError(t *testing.T) {
+	elements := func(set string) ([]nft.Element, error) {
+		if set == "first" {
+			return nil, unix.ENOENT
+		}
+		return nil, nil
+	}
+	lookup := func(set string) []byte { return expr("lookup", nlattr.String(unix.NFTA_LOOKUP_SET, set)) }
+	exprs := slices.Concat(loadInput(), lookup("first"), loadInput(), lookup("second"))
+	if rules, err := readRule(nft.LiveRule{Exprs: exprs}, 1, elements); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("got %+v, %v", rules, err)
 	}
 }
 
