@@ -12,8 +12,9 @@ type NetnsRecord struct {
 	cni.Attachment
 	NetnsPath string      `json:"netnsPath"` // CNI_NETNS
 	Netns     ns.Identity `json:"netns"`
-	Link      int         `json:"link"` // index of the interface
-	Objects   []string    `json:"made"` // descriptions of what ADD created, in a notation of the plugin
+	Link      int         `json:"link"`          // index of the interface
+	Objects   []string    `json:"made"`          // descriptions of what ADD created, in a notation of the plugin
+	Tap       int         `json:"tap,omitempty"` // index of the tap that ADD created, which may be renamed; 0 = none
 }
 
 // NetnsRecord returns the record of this attachment. FindInterface must have succeeded.

@@ -25,23 +25,30 @@ const TestIDPrefix = "hawser-test-"
 
 // Failure is the record of an ADD, DEL or CHECK that failed. Network and IfName are empty if they are not known.
 type Failure struct {
-	cni.Attachment
-	Plugin    string    `json:"plugin"`
-	Command   string    `json:"command"`
-	Pod       string    `json:"pod,omitempty"` // namespace/name, if CNI_ARGS contains them
-	NetnsPath string    `json:"netnsPath,omitempty"`
-	Time      time.Time `json:"time"`  // of the last failure
-	First     time.Time `json:"first"` // of the first failure
-	Count     int       `json:"count"` // number of failures of this call
-	Code      uint      `json:"code"`
-	Msg       string    `json:"msg"`
-	Details   string    `json:"details,omitempty"`
-	Quoted    bool      `json:"quoted,omitempty"` // Msg contains text of another program, such as an IPAM plugin
+	Network     string    `json:"network"`
+	ContainerID string    `json:"containerID"`
+	IfName      string    `json:"ifname"`
+	Plugin      string    `json:"plugin"`
+	Command     string    `json:"command"`
+	Pod         string    `json:"pod,omitempty"` // namespace/name, if CNI_ARGS contains them
+	NetnsPath   string    `json:"netnsPath,omitempty"`
+	Time        time.Time `json:"time"`  // of the last failure
+	First       time.Time `json:"first"` // of the first failure
+	Count       int       `json:"count"` // number of failures of this call
+	Code        uint      `json:"code"`
+	Msg         string    `json:"msg"`
+	Details     string    `json:"details,omitempty"`
+	Quoted      bool      `json:"quoted,omitempty"` // Msg contains text of another program, such as an IPAM plugin
+}
+
+// Attachment returns the attachment of the call.
+func (f Failure) Attachment() cni.Attachment {
+	return cni.Attachment{Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName}
 }
 
 // Hash returns the name of the file. There is one record for each combination of attachment, plugin and command.
 func (f Failure) Hash() string {
-	return cni.Digest(strings.Join([]string{f.Attachment.Hash(), f.Plugin, f.Command}, " "), 16)
+	return cni.Digest(strings.Join([]string{f.Attachment().Hash(), f.Plugin, f.Command}, " "), 16)
 }
 
 func (f Failure) Plausible() bool { return f.Plugin != "" && f.Command != "" && f.Count > 0 }
@@ -60,8 +67,8 @@ func (c *call) recordFailure(err error) {
 	}
 	e := errorObject(err)
 	f := Failure{
-		Attachment: cni.Attachment{ContainerID: id, IfName: c.vars["CNI_IFNAME"]},
-		Plugin:     c.plugin.Name, Command: command, Pod: PodOf(c.vars["CNI_ARGS"]), NetnsPath: c.vars["CNI_NETNS"],
+		ContainerID: id, IfName: c.vars["CNI_IFNAME"], Plugin: c.plugin.Name, Command: command,
+		Pod: PodOf(c.vars["CNI_ARGS"]), NetnsPath: c.vars["CNI_NETNS"],
 		Time: c.start, First: c.start, Count: 1,
 		Code: e.Code, Msg: e.Msg, Details: e.Details, Quoted: e.IsQuoted(),
 	}
@@ -85,7 +92,7 @@ func putFailure(records *statefile.Store[Failure], f Failure) error {
 		return err
 	}
 	isFromDelegate := func(r *Failure) bool {
-		return r.Attachment == f.Attachment && r.Command == f.Command && r.Plugin != f.Plugin &&
+		return r.Attachment() == f.Attachment() && r.Command == f.Command && r.Plugin != f.Plugin &&
 			!r.Time.Before(f.Time) && strings.Contains(f.Msg, r.Msg)
 	}
 	if slices.ContainsFunc(all, isFromDelegate) {

@@ -45,7 +45,7 @@ var _ = Describe("what failed", Label("failures"), func() {
 		run(r, fails(11, "second"))
 		f := kept()["c1"]
 		Expect(kept()).To(HaveLen(1))
-		Expect(f.Attachment).To(Equal(cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"}))
+		Expect(f.Attachment()).To(Equal(cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"}))
 		Expect([]any{f.Plugin, f.Command, f.Pod, f.NetnsPath, f.Count, f.Code, f.Msg, f.Details}).To(
 			Equal([]any{"probe", command, "shop/web-0", r.netns, 2, uint(11), "second", "in detail"}))
 		Expect(f.Time).To(BeTemporally(">", f.First))
@@ -90,8 +90,7 @@ var _ = Describe("what failed", Label("failures"), func() {
 
 	It("has no text of any length, and drops what an earlier version kept", func() {
 		long := strings.Repeat("n", 1<<20)
-		old := skel.Failure{Attachment: cni.Attachment{Network: long, ContainerID: "old", IfName: "eth0"},
-			Plugin: "probe", Command: "ADD", Count: 1}
+		old := skel.Failure{Network: long, ContainerID: "old", Plugin: "probe", Command: "ADD", Count: 1}
 		Expect(skel.Failures(dir).Put(context.Background(), old)).To(Succeed())
 		for i, command := range []string{"ADD", "DEL", "CHECK"} {
 			r := attach(command)

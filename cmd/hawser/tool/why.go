@@ -151,13 +151,14 @@ const attachedLater = "the container is attached: a later call succeeded"
 func stateOf(f skel.Failure, attached []*node.Attachment) string {
 	var leftover, later string
 	for _, a := range attached {
+		isSame := a.Attachment == f.Attachment()
 		isSamePod := f.Pod != "" && a.Pod == f.Pod && a.Network == f.Network && a.IfName == f.IfName
 		switch isLater := f.Command == "ADD" && !a.Written.Before(f.Time); {
-		case a.Attachment == f.Attachment && (a.Orphan != "" || a.File == ""):
+		case isSame && (a.Orphan != "" || a.File == ""):
 			leftover = "its objects still exist: " + cmp.Or(a.Orphan, "no runtime has a record of it")
-		case a.Attachment == f.Attachment && isLater:
+		case isSame && isLater:
 			return attachedLater
-		case a.Attachment == f.Attachment:
+		case isSame:
 			return "the container is attached"
 		case isSamePod && a.IsLive() && isLater:
 			later = attachedLater + ", as container " + nameOf("", a.ContainerID)
