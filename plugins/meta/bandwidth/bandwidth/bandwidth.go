@@ -117,12 +117,12 @@ func gc(ctx context.Context, req *skel.Request) error {
 	c := openCall(req)
 	links, err := c.Host.Links()
 	errs := []error{err}
-	var keep []string // possible names of unmarked IFBs of valid attachments
+	var keep []string // possible names of unfinished IFBs of valid attachments
 	for _, a := range req.Valid.All {
 		keep = append(keep, ifbNames(a)...)
 	}
 	for _, l := range links {
-		isOrphaned := isUnmarkedIFB(l, req.Network) && !slices.Contains(keep, l.Name)
+		isOrphaned := isUnfinishedIFB(l, req.Network) && !slices.Contains(keep, l.Name)
 		if l.Kind != "ifb" || !(isOrphaned || req.Valid.IsGarbage(l.Alias)) {
 			continue
 		}
@@ -161,7 +161,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	for direction, f := range want.each {
 		switch {
 		case f != sent:
-			errs = append(errs, c.verifyRedirect(direction, end, rtnl.ClsactReceived, f)) // or an ingress qdisc
+			// The kernel lists the filters of an ingress qdisc also under this hook.
+			errs = append(errs, c.verifyRedirect(direction, end, rtnl.ClsactReceived, f))
 		case f.exempt != nil:
 			errs = append(errs, c.verifyRedirect(direction, end, rtnl.ClsactSent, f))
 		default:

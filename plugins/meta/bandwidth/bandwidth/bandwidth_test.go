@@ -159,7 +159,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
 
-	DescribeTable("limits what is asked for", Label("bandwidth-numbers"), func(keys, want string) {
+	DescribeTable("adds the requested limits", Label("bandwidth-numbers"), func(keys, want string) {
 		r := w.Add(w.call("ADD", keys))
 		Expect(w.tc("host-eth0")).To(Equal(strings.ReplaceAll(want, "IFB", refName)))
 		Expect(Ping(w.Host, "10.1.0.2")).To(BeTrue())
@@ -175,18 +175,18 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(ifb.Flags).To(ContainElements("UP", "NOARP"))
 		Expect(ifb.Ifalias).To(Equal(cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}.Mark()))
 	},
-		Entry("what comes in", in, ingressTC),
-		Entry("what goes out", out, "qdisc noqueue 0: root\n"+redirectTC+ifbTC),
-		Entry("both", both, ingressTC+redirectTC+ifbTC),
-		Entry("what the runtime asks for", `"runtimeConfig": {"bandwidth": {`+both+`}}`, ingressTC+redirectTC+ifbTC),
-		Entry("nothing", ``, noTC), Entry("nothing, by 0",
+		Entry("for received packets", in, ingressTC),
+		Entry("for sent packets", out, "qdisc noqueue 0: root\n"+redirectTC+ifbTC),
+		Entry("for both", both, ingressTC+redirectTC+ifbTC),
+		Entry("of the runtime", `"runtimeConfig": {"bandwidth": {`+both+`}}`, ingressTC+redirectTC+ifbTC),
+		Entry("none", ``, noTC), Entry("none, by 0",
 			`"ingressRate": 0, "runtimeConfig": {"bandwidth": {`+both+`}}`, noTC),
-		Entry("so little that nothing of use passes, as the reference does",
+		Entry("with a burst that passes few packets, as the reference does",
 			`"ingressRate": 50000000, "ingressBurst": 500000`,
 			"qdisc tbf 1: root rate 50Mbit burst 62500b lat 25ms\n"),
 	)
 
-	It("has the reference's numbers where they can be of no use, and says so", func() {
+	It("has the reference's numbers with a warning if they pass no full packet", func() {
 		a := w.Call(w.call("ADD", `"ingressRate": 8, "ingressBurst": 8, "egressRate": 16, "egressBurst": 8`))
 		a.Added()
 		Expect(a.Stderr).To(And(ContainSubstring("ingressBurst: 8 is less than"),
@@ -212,7 +212,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(Ping(w.Host, "10.1.0.2")).To(BeTrue())
 	})
 
-	DescribeTable("fails, and leaves everything as it was", func(prepare, keys string, code uint, want string) {
+	DescribeTable("fails, and changes nothing", func(prepare, keys string, code uint, want string) {
 		if prepare != "" {
 			w.Cmd("sh", "-ec", prepare)
 		}
@@ -222,27 +222,27 @@ var _ = Describe("ADD", Label("kernel"), func() {
 	},
 		Entry("with another qdisc", "tc qdisc add dev host-eth0 root handle 1: pfifo", both, cni.CodeConflict,
 			`link "host-eth0": add tbf: file exists: `),
-		Entry("where a TBF of somebody queues",
+		Entry("with another program's TBF",
 			"tc qdisc add dev host-eth0 root handle 5: tbf rate 1mbit burst 9kb latency 1s",
 			in, cni.CodeConflict, `link "host-eth0": add tbf: file exists: `),
-		Entry("where something else looks at what comes in", "tc qdisc add dev host-eth0 clsact", both,
+		Entry("with a clsact qdisc", "tc qdisc add dev host-eth0 clsact", both,
 			cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
-		Entry("where somebody's filter is",
+		Entry("with another program's filter",
 			"tc qdisc add dev host-eth0 ingress; tc filter add dev host-eth0 ingress protocol ip "+
 				"u32 match u32 0 0 flowid 1:5", out, cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
-		Entry("where somebody's ingress qdisc is, without a filter yet", "tc qdisc add dev host-eth0 ingress", both,
+		Entry("with another program's ingress qdisc without a filter", "tc qdisc add dev host-eth0 ingress", both,
 			cni.CodeConflict, `link "host-eth0": add ingress qdisc: `),
-		Entry("where others have the names",
+		Entry("with other links that have the names",
 			"ip link add "+refName+" type ifb; ip link set "+refName+" alias x; ip link add bwp"+
 				hash("eth0")+" type bridge", out, cni.CodeConflict, `ifb "bwp`+hash("eth0")+`": create: file exists: `),
 		Entry("with a burst that no packet passes", "", `"ingressRate": 8000000, "ingressBurst": 80, `+out,
 			cni.CodeConfig, "ingressBurst: 80 is less than a packet of 1514 bytes"),
-		Entry("with one that its rounding makes too small", "", `"egressRate": 100000000, "egressBurst": 12192`,
+		Entry("with a burst that rounding makes too small", "", `"egressRate": 100000000, "egressBurst": 12192`,
 			cni.CodeConfig, "egressBurst: 12192 is less than a packet of 1514 bytes"),
 		Entry("with a bad limit", "", `"ingressRate": 5`, cni.CodeConfig, "ingressRate: 5 is neither"),
 	)
 
-	It("has no need of an ingress qdisc, and leaves somebody's, where only what comes in is limited", func() {
+	It("needs no ingress qdisc to limit received packets, and leaves another program's", func() {
 		w.Cmd("tc", "qdisc", "add", "dev", "host-eth0", "ingress")
 		w.Add(w.call("ADD", in))
 		Expect(w.tc("host-eth0")).To(Equal(ingressTC + ingressQdisc))
@@ -252,14 +252,14 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(w.tc("host-eth0")).To(Equal(noTC + ingressQdisc))
 	})
 
-	DescribeTable("that fails leaves a live attachment its limits", Label("bandwidth-add-fails"), func(
-		live, again, meanwhile string,
+	DescribeTable("that fails does not change the limits of a live attachment", Label("bandwidth-add-fails"), func(
+		live, again, interference string,
 	) {
 		w.Add(w.call("ADD", live))
 		c := w.call("ADD", again)
 		c.Stdout = BrokenPipe{}
-		if meanwhile != "" {
-			w.Cmd("sh", "-ec", meanwhile)
+		if interference != "" {
+			w.Cmd("sh", "-ec", interference)
 			c.Stdout = nil
 		}
 		before := w.state()
@@ -271,12 +271,12 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		w.Succeeds(w.call("DEL"))
 		Expect(Names(w.Host, "ifb")).To(BeEmpty())
 	},
-		Entry("the same again", both, both, ""),
+		Entry("with the same limits", both, both, ""),
 		Entry("with other limits", both, `"ingressRate": 16000000, "ingressBurst": 800000`, ""),
 		Entry("with the other direction", in, out, ""),
-		Entry("with one direction more", out, both, ""),
-		Entry("with one direction more, where somebody queues", out, both, "tc qdisc add dev host-eth0 root pfifo"),
-		Entry("with one direction more, where somebody's filter is", in, both,
+		Entry("with both directions", out, both, ""),
+		Entry("with another direction and another program's qdisc", out, both, "tc qdisc add dev host-eth0 root pfifo"),
+		Entry("with another direction and another program's filter", in, both,
 			"tc qdisc add dev host-eth0 ingress; tc filter add dev host-eth0 ingress protocol ip "+
 				"u32 match u32 0 0 flowid 1:5"),
 	)
@@ -296,7 +296,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			`CNI_IFNAME "eth7": no such`),
 		Entry("without host interfaces", "", "eth0", `{"cniVersion": "1.1.0"}`, cni.CodeConfig,
 			`prevResult.interfaces: has no interface of the host that is the other end of "eth0"`),
-		Entry("with another's", "", "eth0", prevOf("host-eth1"), cni.CodeConfig, "prevResult.interfaces: has no"),
+		Entry("another host end", "", "eth0", prevOf("host-eth1"), cni.CodeConfig, "prevResult.interfaces: has no"),
 		Entry("with both ends in the container", "ip link add a0 type veth peer b0", "a0", prevOf("host-eth0"),
 			cni.CodeConfig, "prevResult.interfaces: has no"),
 	)
@@ -312,7 +312,7 @@ func hash(ifName string) string {
 }
 
 var _ = Describe("two interfaces of one container on one network", Label("kernel"), func() {
-	It("have each its own limits", Label("bandwidth-two"), func() {
+	It("each have their own limits", Label("bandwidth-two"), func() {
 		w := newWorld()
 		w.wire("eth1", 2)
 		before := w.tc("host-eth1")
@@ -363,12 +363,12 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.talks()).To(BeTrue())
 	}, PathsElsewhere())
 
-	It("finds the host end by what leads to the IFB, without prevResult and namespace", func() {
+	It("finds the host end by the redirection to the IFB, without prevResult and namespace", func() {
 		w.Succeeds(Call{Command: "DEL", ID: "c1", Conf: conf("1.1.0")})
 		Expect(w.state()).To(Equal(before))
 	})
 
-	It("finds the host end by our mark, where it has no IFB", func() {
+	It("finds a host end without an IFB by Hawser's mark", func() {
 		w.Succeeds(w.call("DEL"))
 		w.Add(w.call("ADD", in))
 		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}
@@ -379,14 +379,14 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.Cmd("tc", "qdisc", "show", "dev", "veth"+a.Hash()[:8])).To(HavePrefix("qdisc noqueue"))
 	})
 
-	It("removes the IFB of a pair that is gone", func() {
+	It("removes the IFB of a pair that no longer exists", func() {
 		IP(w.Host, "link del host-eth0")
-		w.Succeeds(Call{Command: "DEL", ID: "c1", Netns: w.cont.Path, // which knows only names
+		w.Succeeds(Call{Command: "DEL", ID: "c1", Netns: w.cont.Path, // prevResult has only names
 			Conf: conf("1.1.0", `"prevResult": `+prevOf("host-eth0"))})
 		Expect(Names(w.Host, "ifb")).To(BeEmpty())
 	})
 
-	It("removes what is left when the IFB is gone, so that the container can send", func() {
+	It("removes the redirection to an IFB that no longer exists, so that the container can send", func() {
 		IP(w.Host, "link del "+refName)
 		Expect(w.isCutOff()).To(BeTrue())
 		w.Succeeds(w.call("DEL"))
@@ -394,7 +394,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.talks()).To(BeTrue())
 	})
 
-	It("leaves what others have there", func() {
+	It("leaves other programs' qdiscs and filters", func() {
 		w.Cmd("sh", "-ec", "tc qdisc del dev host-eth0 root; tc qdisc add dev host-eth0 root handle 1: pfifo; "+
 			"tc filter add dev host-eth0 ingress protocol ip pref 9 u32 match u32 0 0 "+
 			"action mirred egress mirror dev lo")
@@ -404,7 +404,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.talks()).To(BeTrue())
 	})
 
-	It("takes nobody else's IFB", func() {
+	It("leaves other attachments' IFBs", func() {
 		for _, id := range []string{"c2", "c", "c11"} {
 			w.Succeeds(Call{Command: "DEL", ID: id, Conf: conf("1.1.0")})
 		}
@@ -418,7 +418,7 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
 
-	It("of the reference is taken over by ADD, passes CHECK and goes with DEL", func() {
+	It("of the reference is replaced by ADD, passes CHECK and is removed by DEL", func() {
 		before := w.state()
 		w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
 		w.Succeeds(w.call("CHECK", both))
@@ -430,7 +430,7 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		Expect(w.state()).To(Equal(before))
 	})
 
-	It("is not there any more where the reference's DEL left the rest, and ADD works", func() {
+	It("was removed by the reference's DEL, which leaves the redirection, and ADD works", func() {
 		w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
 		Expect(w.Reference(nstest.Newest(), w.call("DEL", both)).Code).To(BeZero())
 		Expect(w.isCutOff()).To(BeTrue(), "by the reference")
@@ -438,7 +438,7 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		Expect(w.talks()).To(BeTrue())
 	})
 
-	DescribeTable("of the reference goes with the first DEL of an old list, which has no prevResult",
+	DescribeTable("of the reference is removed by the first DEL of an old list, which has no prevResult",
 		func(change func(c *Call)) {
 			before := w.state()
 			w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
@@ -453,17 +453,17 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		Entry("with a namespace that is gone", func(c *Call) { c.Netns = "/run/netns/gone" }),
 	)
 
-	It("of another interface stays with the DEL of an old list", func() {
+	It("of another interface is not removed by the DEL of an old list", func() {
 		w.wire("eth1", 2)
 		w.Reference(nstest.Newest(), w.callFor("eth1", "ADD", both)).Added()
-		for _, ifName := range []string{"eth0", "eth7"} { // eth7 is gone
+		for _, ifName := range []string{"eth0", "eth7"} { // eth7 no longer exists
 			w.Succeeds(Call{Command: "DEL", ID: "c1", IfName: ifName, Netns: w.cont.Path, Conf: conf("0.3.1", both)})
 			Expect(Names(w.Host, "ifb")).To(ConsistOf(refName))
 			w.Succeeds(w.callFor("eth1", "CHECK", both))
 		}
 	})
 
-	It("that a killed ADD left goes with DEL, and with GC", func() {
+	It("of a killed ADD is removed by DEL and by GC", func() {
 		group := fmt.Sprint(cni.NetworkHash("net"))
 		IP(w.Host, "link add %s group %s type ifb", refName, group)
 		w.Succeeds(w.call("DEL"))
@@ -475,7 +475,7 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		Expect(Names(w.Host, "ifb")).To(BeEmpty())
 	})
 
-	DescribeTable("that an ADD left, killed where the container's other interface has the name", func(clean func()) {
+	DescribeTable("of a killed ADD, whose first name another IFB has, is removed", func(clean func()) {
 		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}
 		IP(w.Host, "link add %s type ifb", refName)
 		w.Cmd("ip", "link", "set", refName, "alias", a.Mark()) // so that markIFB ends with its first message
@@ -491,14 +491,14 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		clean()
 		Expect(Names(w.Host, "ifb")).To(BeEmpty())
 	},
-		Entry("goes with DEL", func() { w.Succeeds(w.call("DEL")) }),
-		Entry("goes with DEL without prevResult and namespace", func() {
+		Entry("by DEL", func() { w.Succeeds(w.call("DEL")) }),
+		Entry("by DEL without prevResult and namespace", func() {
 			w.Succeeds(Call{Command: "DEL", ID: "c1", Conf: conf("1.1.0")})
 		}),
-		Entry("goes with GC", func() { w.gc("net", "c2") }),
+		Entry("by GC", func() { w.gc("net", "c2") }),
 	)
 
-	It("that a killed ADD left goes with GC, with the host end's qdisc that has no redirection yet", func() {
+	It("of a killed ADD is removed by GC with the host end's qdisc, which has no redirection yet", func() {
 		a := cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}
 		w.Cmd("ip", "link", "set", "host-eth0", "alias", a.Mark())
 		before := w.state()
@@ -521,7 +521,7 @@ func (w *world) gc(network string, ids ...string) {
 }
 
 var _ = Describe("GC and STATUS", Label("kernel"), func() {
-	It("removes what is not valid, of this network alone, and leaves a pair that works", func() {
+	It("removes limits of attachments that are not valid, only of this network, and the pair still works", func() {
 		w := newWorld()
 		before := w.state()
 		w.Add(w.call("ADD", both))
@@ -534,7 +534,7 @@ var _ = Describe("GC and STATUS", Label("kernel"), func() {
 		Expect(w.talks()).To(BeTrue())
 	})
 
-	It("asks the kernel, and changes nothing, also where something queues at lo", func() {
+	It("queries the kernel, and changes nothing, even if lo has a qdisc", func() {
 		w := newWorld()
 		w.Cmd("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "pfifo")
 		before := w.state() + w.Cmd("tc", "qdisc")
@@ -549,54 +549,54 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
 
-	DescribeTable("finds what is not as ADD left it", Label("bandwidth-check"), func(commands, want string) {
+	DescribeTable("finds changes since ADD", Label("bandwidth-check"), func(commands, want string) {
 		w.Add(w.call("ADD", both))
 		w.Succeeds(w.call("CHECK", both))
 		c := w.call("CHECK", both)
 		w.Cmd("sh", "-ec", strings.ReplaceAll(commands, "IFB", refName))
 		Expect(w.Fails(c, cni.CodeDrift)).To(MatchRegexp(want))
 	},
-		Entry("the filter is gone", "tc qdisc del dev host-eth0 root",
+		Entry("no filter", "tc qdisc del dev host-eth0 root",
 			`^ingress limit: interface "host-eth0": has no filter\n`),
 		Entry("another rate", "tc qdisc change dev host-eth0 root handle 1: tbf rate 9mbit burst 100000 limit 125000",
 			`^ingress limit: interface "host-eth0": the filter is `),
 		Entry("another burst", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100008 limit 125000",
 			`^ingress limit: interface "host-eth0": the filter is `),
-		Entry("a rate for bursts, too", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100000 "+
+		Entry("an additional peak rate", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100000 "+
 			"limit 125000 peakrate 9mbit mtu 1540", `^ingress limit: interface "host-eth0": the filter is `),
 		Entry("another limit", "tc qdisc change dev host-eth0 root handle 1: tbf rate 8mbit burst 100000 limit 125001",
 			`^ingress limit: interface "host-eth0": the filter is `),
-		Entry("something else in its place",
+		Entry("another qdisc in its place",
 			"tc qdisc del dev host-eth0 root; tc qdisc add dev host-eth0 root handle 1: pfifo",
 			`^ingress limit: interface "host-eth0": has the qdisc "pfifo" `),
 		Entry("the redirection is gone", "tc filter del dev host-eth0 ingress",
 			`^egress limit: .* redirects nothing\n`),
-		Entry("its qdisc is missing", "tc qdisc del dev host-eth0 ingress", `^egress limit: .* redirects nothing\n`),
+		Entry("no ingress qdisc", "tc qdisc del dev host-eth0 ingress", `^egress limit: .* redirects nothing\n`),
 		Entry("another filter comes first", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 ingress "+
 			"protocol all pref 1 u32 match u32 0 0 flowid 1:5", `^egress limit: .* redirects to no interface`),
-		Entry("it leads elsewhere",
+		Entry("a redirection to another link",
 			"ip link add x type ifb; tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
 				"ingress protocol all pref 1 u32 match u32 0 0 action mirred egress redirect dev x",
 			`^egress limit: .* redirects to x, which is not this attachment's`),
-		Entry("it takes only some packets", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
+		Entry("a redirection of only some packets", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
 			"ingress protocol all pref 1 u32 match ip dst 10.9.0.0/16 action mirred egress redirect dev IFB",
 			`^egress limit: .* redirects only some packets`),
-		Entry("it takes only IPv4", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
+		Entry("a redirection of only IPv4", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 "+
 			"ingress protocol ip pref 1 u32 match u32 0 0 action mirred egress redirect dev IFB",
 			`^egress limit: .* redirects only some packets`),
-		Entry("the IFB is gone", "ip link del IFB", `^egress limit: .* redirects to no interface`),
+		Entry("no IFB", "ip link del IFB", `^egress limit: .* redirects to no interface`),
 		Entry("the IFB is down", "ip link set IFB down", `^egress limit: .* redirects to bwp.*, which is down`),
 		Entry("the IFB's filter is gone", "tc qdisc del dev IFB root", `^egress limit: interface "bwp.*": has `),
-		Entry("the IFB's filter is another",
+		Entry("another filter of the IFB",
 			"tc qdisc change dev IFB root handle 1: tbf rate 17mbit burst 200000 limit 250000",
 			`^egress limit: interface "bwp.*": the filter is `),
-		Entry("all at once", "tc qdisc del dev host-eth0 root; ip link del IFB",
+		Entry("no filter and no IFB", "tc qdisc del dev host-eth0 root; ip link del IFB",
 			`^ingress limit: .*has no filter\n(.|\n)*egress limit: .* redirects to no`),
-		Entry("the pair is another", "ip link set host-eth0 down; ip link set host-eth0 name other",
+		Entry("another name of the host end", "ip link set host-eth0 down; ip link set host-eth0 name other",
 			`^prevResult.interfaces: has no interface`),
 	)
 
-	DescribeTable("finds what reapply restores while the IFB is there", Label("bandwidth-reapply"), func(
+	DescribeTable("finds what reapply restores if the IFB still exists", Label("bandwidth-reapply"), func(
 		damage, keys string,
 	) {
 		w.Add(w.call("ADD", both, keys))
@@ -614,14 +614,14 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	},
 		Entry("the redirection is gone", "tc filter del dev host-eth0 ingress", ""),
 		Entry("its qdisc is missing", "tc qdisc del dev host-eth0 ingress", ""),
-		Entry("that of two hooks is gone", "tc qdisc del dev host-eth0 clsact", `"exempt": ["10.9.0.0/16"]`),
-		Entry("what is exempt is gone", "tc filter del dev host-eth0 egress pref 11 protocol ip",
+		Entry("both redirections are missing", "tc qdisc del dev host-eth0 clsact", `"exempt": ["10.9.0.0/16"]`),
+		Entry("a filter for exempt packets is missing", "tc filter del dev host-eth0 egress pref 11 protocol ip",
 			`"exempt": ["10.9.0.0/16"]`),
 		Entry("the IFB is down", "ip link set IFB down", ""),
 		Entry("the IFB's filter is gone", "tc qdisc del dev IFB root", ""),
 	)
 
-	It("finds an IFB that is gone, which reapply does not restore", Label("bandwidth-reapply"), func() {
+	It("finds that an IFB is missing, which reapply does not restore", Label("bandwidth-reapply"), func() {
 		w.Add(w.call("ADD", both))
 		c := w.call("CHECK", both)
 		w.Cmd("ip", "link", "del", refName)
@@ -630,9 +630,9 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		Expect(w.state()).To(Equal(was))
 	})
 
-	It("is content without limits", func() { w.Succeeds(w.call("CHECK")) })
+	It("succeeds without limits", func() { w.Succeeds(w.call("CHECK")) })
 
-	It("takes a burst that nobody chose as the reference made it, too", func() {
+	It("also accepts a runtime's default burst as the reference's ADD uses it", func() {
 		const sentinel = `"ingressRate": 20000000, "ingressBurst": 4294967295, ` +
 			`"egressRate": 20000000, "egressBurst": 2147483647`
 		w.Reference(nstest.Newest(), w.call("ADD", sentinel)).Added()

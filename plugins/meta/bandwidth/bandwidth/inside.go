@@ -31,6 +31,7 @@ func (c *call) putRecord(ctx context.Context, want limits, hadLimits bool) error
 	return records().Put(ctx, c.NetnsRecord(texts...))
 }
 
+// removeInside removes the limits in the record's namespace, if the namespace still exists.
 func removeInside(r netplugin.NetnsRecord, finder *ns.Finder) error {
 	return r.Remove(finder, func(conn *rtnl.Conn) error {
 		c := &call{Call: &netplugin.Call{Req: &skel.Request{Attachment: r.Attachment}}, conn: conn, isInside: true}

@@ -64,7 +64,7 @@ func (w child) state() string {
 
 const (
 	someBytes = 250_000
-	most      = 50_000 + 25_000 // the burst, and what waits
+	most      = 50_000 + 25_000 // the burst, and the queue
 	slow      = `"ingressRate": 8000000, "ingressBurst": 400000, "egressRate": 8000000, "egressBurst": 400000`
 	exempt    = `"exempt": ["10.8.0.0/24", "fd08::1"]`
 )
@@ -101,7 +101,7 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 		before := w.state()
 		Eventually(func() float64 { return excess(w.router, w.cont, "10.9.0.2") }).Should(BeNumerically(">", isFree))
 		r := w.Add(w.call("ADD", slow))
-		Expect(r.Interfaces).To(HaveLen(1), "a runtime may take an IFB for an interface of the container's")
+		Expect(r.Interfaces).To(HaveLen(1), "a runtime may treat an IFB as an interface of the container")
 		expectLimits(w.cont, w.router, []string{"10.9.0.2"}, []string{"fd09::1"})
 		w.Succeeds(w.call("CHECK", slow))
 		w.Succeeds(w.call("DEL", slow))
@@ -114,7 +114,7 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 		Entry("vlan", "8021q", "vlan id 5"),
 	)
 
-	It("that is an ipvlan of mode l3s can limit only what it sends", func() {
+	It("that is an ipvlan of mode l3s can only be limited for sent packets", func() {
 		nstest.Need("ipvlan")
 		w := newChild("ipvlan mode l3s")
 		before := w.state()
@@ -124,7 +124,7 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 		w.Succeeds(w.call("CHECK", out))
 	})
 
-	It("that is a tap limits the program that has it open", Label("bandwidth-inside"), func() {
+	It("that is a tap limits the program that has opened it", Label("bandwidth-inside"), func() {
 		nstest.Need("tap", "tbf", "ifb")
 		w := child{&world{World: NewWorld(Plugin()), cont: nstest.NewNetns()}, nil}
 		w.cont.IP("tuntap add eth0 mode tap", "link set eth0 up", "addr add 10.9.0.1/24 dev eth0",
@@ -138,7 +138,7 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 		Expect(sent).To(BeNumerically(">", 40_000))
 	})
 
-	It("keeps its limits when an ADD fails, and has none when the first one does", func() {
+	It("keeps its limits when an ADD fails, and has no limits when the first ADD fails", func() {
 		nstest.Need("macvlan")
 		w := newChild(ownMAC)
 		broken := func(keys ...string) Call {
@@ -173,7 +173,7 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 		Entry("after a DEL without prevResult, limits and CNI_NETNS", both, func(w child) {
 			w.Succeeds(Call{Command: "DEL", ID: "c1", Conf: conf("1.1.0")})
 		}),
-		Entry("after one that was renamed", both, func(w child) {
+		Entry("after DEL of an interface that was renamed", both, func(w child) {
 			w.cont.IP("link set eth0 down", "link set eth0 name x")
 			w.Succeeds(w.call("DEL"))
 			w.cont.IP("link set x name eth0", "link set eth0 up")
@@ -186,7 +186,7 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 		}),
 	)
 
-	It("is left as it is by DEL of a container that had the path before", Label("bandwidth-inside"), func() {
+	It("is not changed by DEL of a container that had the path before", Label("bandwidth-inside"), func() {
 		nstest.Need("macvlan")
 		w := newChild(ownMAC)
 		w.Add(w.call("ADD", both))
@@ -198,7 +198,7 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 		w.Succeeds(w.call("CHECK", both))
 	})
 
-	It("leaves no record of a container that is gone", func() {
+	It("has no record after DEL of a container that no longer exists", func() {
 		nstest.Need("macvlan")
 		w := newChild(ownMAC)
 		w.Add(w.call("ADD", both))
@@ -226,8 +226,8 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 		w.cont.Cmd("sh", "-ec", strings.ReplaceAll(commands, "IFB", refName))
 		Expect(w.Fails(w.call("CHECK", both), cni.CodeDrift)).To(HavePrefix(want))
 	},
-		Entry("what it sends", "tc qdisc del dev eth0 root", `egress limit: interface "eth0": has no filter`),
-		Entry("what it receives", "ip link del IFB", `ingress limit: interface "eth0": redirects to no interface`),
+		Entry("for sent packets", "tc qdisc del dev eth0 root", `egress limit: interface "eth0": has no filter`),
+		Entry("for received packets", "ip link del IFB", `ingress limit: interface "eth0": redirects to no interface`),
 	)
 })
 
@@ -276,8 +276,8 @@ func udp(to net.HardwareAddr, src, dst netip.Addr, port uint16, length int) []by
 	return append(all, make([]byte, length-len(all))...)
 }
 
-var _ = Describe("what is exempt", Label("kernel"), func() {
-	It("is not limited, and the rest is, at a host end", Label("bandwidth-exempt"), func() {
+var _ = Describe("exempt traffic", Label("kernel"), func() {
+	It("is not limited at a host end, and other traffic is", Label("bandwidth-exempt"), func() {
 		w := newWorld()
 		w.Host.IP("addr add 10.8.0.1/32 dev host-eth0", "addr add fd08::1/128 dev host-eth0 nodad",
 			"route add 10.8.0.9 via 10.1.0.2", "route add fd08::9 via fd00:1::2")
@@ -296,7 +296,7 @@ var _ = Describe("what is exempt", Label("kernel"), func() {
 		Expect(w.state()).To(Equal(before))
 	})
 
-	It("is not limited, and the rest is, without a host end", Label("bandwidth-exempt"), func() {
+	It("is not limited without a host end, and other traffic is", Label("bandwidth-exempt"), func() {
 		nstest.Need("macvlan")
 		w := newChild(ownMAC)
 		w.Add(w.call("ADD", slow, exempt))
@@ -324,7 +324,7 @@ var _ = Describe("what is exempt", Label("kernel"), func() {
 			"match ip dst 10.7.0.0/16 flowid 1:9", `egress limit: host interface "host-eth0": exempts [`),
 	)
 
-	It("is of each interface of a container on one network its own", Label("bandwidth-two"), func() {
+	It("is separate for each interface of a container on one network", Label("bandwidth-two"), func() {
 		w := newWorld()
 		w.wire("eth1", 2)
 		eth0, eth1 := w.tc("host-eth0"), w.tc("host-eth1")
@@ -348,7 +348,7 @@ var _ = Describe("what is exempt", Label("kernel"), func() {
 		Expect(w.tc("host-eth0")).To(Equal(eth0))
 	})
 
-	It("leaves what others have at the hooks", func() {
+	It("leaves other programs' filters at the hooks", func() {
 		w := newWorld()
 		w.Add(w.call("ADD", both, exempt))
 		w.Cmd("tc", "filter", "add", "dev", "host-eth0", "egress", "pref", "99", "protocol", "ip", "u32", "match", "ip",
@@ -359,7 +359,7 @@ var _ = Describe("what is exempt", Label("kernel"), func() {
 		Expect(w.talks()).To(BeTrue())
 	})
 
-	DescribeTable("does not help where something else is", func(prepare string) {
+	DescribeTable("is refused if another program has the qdisc", func(prepare string) {
 		w := newWorld()
 		w.Cmd("sh", "-ec", prepare)
 		before := w.state()
@@ -390,10 +390,10 @@ var _ = Describe("fq_codel", Label("kernel"), func() {
 		}
 		Expect(w.Fails(Call{Command: "STATUS", Conf: conf("1.1.0", both, short)}, cni.CodeUnavailable)).To(
 			HavePrefix("queue: kind fq_codel: "))
-		w.Add(w.call("ADD", short)) // without a limit nothing waits
+		w.Add(w.call("ADD", short)) // without a limit, there is no queue
 	})
 
-	DescribeTable("is below the filter, passes traffic, and is missed by CHECK", Label("bandwidth-queue"), func(
+	DescribeTable("is below the filter, passes traffic, and is verified by CHECK", Label("bandwidth-queue"), func(
 		from, to string, keys ...string,
 	) {
 		nstest.Need("fq_codel")
@@ -410,8 +410,8 @@ var _ = Describe("fq_codel", Label("kernel"), func() {
 			tc qdisc replace dev $d parent 1:1 pfifo limit 1000 || :; done`)
 		Expect(w.Fails(w.call("CHECK", limits...), cni.CodeDrift)).To(ContainSubstring(`has the qdisc "pfifo" below`))
 	},
-		Entry("of what the container receives", "host", "container"),
-		Entry("of what it sends", "container", "host"),
-		Entry("with something exempt", "container", "host", exempt),
+		Entry("for received packets", "host", "container"),
+		Entry("for sent packets", "container", "host"),
+		Entry("with an exempt network", "container", "host", exempt),
 	)
 })

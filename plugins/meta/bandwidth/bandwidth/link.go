@@ -24,20 +24,20 @@ func ifbNames(a cni.Attachment) []string {
 	return []string{"bwp" + cni.Digest(a.Network+a.ContainerID, 12), "bwp" + own, "bws" + own}
 }
 
-// isUnmarkedIFB reports whether l is an IFB of the network whose ADD was killed before it set the mark.
-func isUnmarkedIFB(l rtnl.Link, network string) bool {
+// isUnfinishedIFB reports whether l is an IFB of the network that an ADD of Hawser, which was killed, did not mark.
+func isUnfinishedIFB(l rtnl.Link, network string) bool {
 	return l.Kind == "ifb" && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }
 
 // ownsIFB reports whether l is an IFB of this attachment.
 func (c *call) ownsIFB(l rtnl.Link) bool {
-	if isUnmarkedIFB(l, c.Req.Network) {
+	if isUnfinishedIFB(l, c.Req.Network) {
 		return slices.Contains(ifbNames(c.Req.Attachment)[1:], l.Name)
 	}
 	return l.Kind == "ifb" && c.Req.Owns(l.Alias)
 }
 
-// mayOwnIFB is like ownsIFB, but also accepts an unmarked IFB, which the reference plugin may have created.
+// mayOwnIFB is like ownsIFB, but also accepts an IFB that the reference plugin may have created, which has no mark.
 func (c *call) mayOwnIFB(l rtnl.Link) bool {
 	isUnmarked := l.Kind == "ifb" && l.Alias == ""
 	return c.ownsIFB(l) || (isUnmarked && slices.Contains(ifbNames(c.Req.Attachment), l.Name))
@@ -226,7 +226,8 @@ func (c *call) ifbs() (ifbs []rtnl.Link, err error) {
 	return ifbs, nil
 }
 
-// restoreRedirect restores the redirection to an existing IFB. Another program's filter there is an error.
+// restoreRedirect restores the redirection to an existing IFB. Another program's filter at the hook is an error, and so
+// are exempt entries without a redirection.
 func (c *call) restoreRedirect(end rtnl.Link, want redirect, ifb rtnl.Link, addQdisc func(int) error) error {
 	if err := c.conn.SetLink(ifb.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
 		return err
@@ -322,7 +323,9 @@ func (c *call) removeLimits(end rtnl.Link) error {
 		if !isOwn || end.Index == 0 {
 			users, err := c.findUsers(l)
 			if err == nil && end.Index == 0 && len(users) > 0 { // an attachment's IFB has only one user
-				end, err = c.ownEnd(users[0], isOwn)
+				if end = users[0]; !isOwn {
+					end, err = c.ownEnd(end)
+				}
 			}
 			if errs = append(errs, err); err != nil {
 				continue
@@ -340,18 +343,15 @@ func (c *call) removeLimits(end rtnl.Link) error {
 	return errors.Join(errs...)
 }
 
-// ownEnd returns end, which redirects to an IFB, if the IFB is this attachment's, and otherwise the zero Link. isOwn is
-// the result of ownsIFB. If it is false, the IFB has a name of this attachment, but may belong to another interface of
-// the container. In that case, the following decides:
+// ownEnd returns end, which redirects to an IFB, if the IFB is this attachment's, and otherwise the zero Link. The IFB
+// has a name of this attachment, but no mark, so that it may belong to another interface of the container. These facts
+// decide:
 //
 //   - No namespace and no prevResult: the IFB is treated as the attachment's.
 //   - No namespace, but a prevResult: the IFB is the attachment's if prevResult names end.
 //   - A namespace and a prevResult: the caller already knows the host end, and end is another one.
 //   - A namespace, but no prevResult, as before cniVersion 0.4.0: the container's interface decides.
-func (c *call) ownEnd(end rtnl.Link, isOwn bool) (rtnl.Link, error) {
-	if isOwn {
-		return end, nil
-	}
+func (c *call) ownEnd(end rtnl.Link) (rtnl.Link, error) {
 	if c.Req.NS == nil && (c.Req.PrevResult == nil || c.isInResult(end)) {
 		return end, nil
 	}
@@ -395,7 +395,7 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 		all, others = all+len(list), others+len(slices.DeleteFunc(rest, isOurs))
 	}
 	switch {
-	case len(hooks) == 0 || all == 0 && len(ifbs) == 0: // the qdisc belongs to another program
+	case len(hooks) == 0 || all == 0 && len(ifbs) == 0: // there is no qdisc, or it belongs to another program
 	case others == 0:
 		errs = append(errs, c.conn.DelQdisc(end, rtnl.Ingress))
 	default:

@@ -59,10 +59,11 @@ func (cfg config) limits(mtu int) (l limits, err error) {
 	return l, problems.Err()
 }
 
-// withPeak returns the TBF with a peak rate. The bucket of the peak rate holds what passes in a millisecond at the
-// TBF's rate, but at least one packet of the MTU. The kernel splits longer segments, so no packet waits for 64 KiB.
+// withPeak returns the TBF with a peak rate of 10 Gbit/s. The bucket of the peak rate holds the bytes of a millisecond
+// at the TBF's rate, but at least one packet of the MTU. The kernel splits segments that are longer than the bucket, so
+// no packet waits behind a segment of 64 KiB.
 func withPeak(t rtnl.TBF, mtu int) rtnl.TBF {
-	const peak, largest = 1_250_000_000, 64 << 10
+	const peak, largest = 1_250_000_000, 64 << 10 // bytes/s, bytes
 	if segment := max(t.Rate/1000, uint64(mtu+frameHeader)); segment < largest {
 		t.Peak, t.Segment = peak, uint32(segment)
 	}

@@ -53,9 +53,9 @@ var _ = DescribeTable("the reference's numbers", Label("bandwidth-numbers"), fun
 	// A tick is 64 ns.
 	Entry("a usual limit", uint64(8_000_000), uint64(800_000), rtnl.TBF{Rate: 1_000_000, Buffer: 100_000_000 / 64,
 		Limit: 125_000}),
-	Entry("fractions of bytes are lost", uint64(8_000_007), uint64(800_007),
+	Entry("fractions of bytes are dropped", uint64(8_000_007), uint64(800_007),
 		rtnl.TBF{Rate: 1_000_000, Buffer: 100_000_000 / 64, Limit: 125_000}),
-	Entry("the smallest that the kernel takes", uint64(8), uint64(8), rtnl.TBF{Rate: 1, Buffer: 1_000_000_000 / 64,
+	Entry("the smallest that the kernel accepts", uint64(8), uint64(8), rtnl.TBF{Rate: 1, Buffer: 1_000_000_000 / 64,
 		Limit: 1}),
 	Entry("microseconds are whole, and so are ticks", uint64(24_000_000), uint64(160_000),
 		rtnl.TBF{Rate: 3_000_000, Buffer: 6666 * 1000 / 64, Limit: 95_000}),
@@ -67,7 +67,7 @@ var _ = DescribeTable("the reference's numbers", Label("bandwidth-numbers"), fun
 		rtnl.TBF{Rate: 2_500_000, Buffer: 1<<32 - 1, Limit: 1<<32 - 1}),
 )
 
-var _ = DescribeTable("a burst that nobody chose is replaced", func(rate, burst uint64, bytes int) {
+var _ = DescribeTable("a runtime's default burst is replaced", func(rate, burst uint64, bytes int) {
 	f := nstest.Must(limit{rate, burst, "egressBurst"}.filter(mtu, false))
 	Expect(f.TBF).To(Equal(newTBF(rate/8, uint64(bytes))))
 	Expect(f.literal).To(Equal(newTBF(rate/8, burst/8)))
@@ -78,7 +78,7 @@ var _ = DescribeTable("a burst that nobody chose is replaced", func(rate, burst 
 	Entry("CRI-O's", uint64(1_000_000_000), uint64(1<<35-9), 6_250_000),
 )
 
-var _ = It("a burst that somebody may have chosen is taken", func() {
+var _ = It("a burst that a user may have chosen is not replaced", func() {
 	f := nstest.Must(limit{20_000_000, 1<<31 - 2, "egressBurst"}.filter(mtu, false))
 	Expect(f.TBF).To(Equal(f.literal))
 	Expect(f.warning).To(BeEmpty())
@@ -101,7 +101,7 @@ var _ = Describe("a burst that is less than a packet", func() {
 		Expect(f.warning).To(ContainSubstring("only shorter packets pass"))
 	})
 
-	DescribeTable("is enough from the named one on, at any rate and MTU", func(rate, least uint64, mtu int) {
+	DescribeTable("is large enough if it is the suggested one, at any rate and MTU", func(rate, least uint64, mtu int) {
 		burst := 8 * minBurst(rate/8, uint64(mtu+frameHeader))
 		Expect(burst).To(Equal(least))
 		f := nstest.Must(limit{rate, burst, "ingressBurst"}.filter(mtu, false))
@@ -185,10 +185,10 @@ var _ = Describe("the rate", Label("kernel"), func() {
 		limits = `"ingressRate": 8000000, "ingressBurst": 400000, "egressRate": 8000000, "egressBurst": 400000`
 		rate   = 1_000_000 // bytes a second
 		bytes  = 400_000
-		atOnce = 50_000 + 25_000 // the burst, and what waits
+		atOnce = 50_000 + 25_000 // the burst, and the queue
 	)
 
-	DescribeTable("is met", Label("rates"), func(network, address string, ingress bool) {
+	DescribeTable("is limited", Label("rates"), func(network, address string, ingress bool) {
 		w := newWorld()
 		server, client := w.Host, w.cont
 		if ingress {
@@ -210,15 +210,15 @@ var _ = Describe("the rate", Label("kernel"), func() {
 		Expect(excess()).To(BeNumerically("<", 0.02*bytes))
 		Expect(time.Since(start)).To(BeNumerically("<", nstest.Patience(nstest.Hang)))
 	},
-		Entry("of what the container receives", "tcp", "10.1.0.2:0", true),
-		Entry("of what it sends", "tcp", "10.1.0.1:0", false),
+		Entry("of packets that the container receives", "tcp", "10.1.0.2:0", true),
+		Entry("of packets that it sends", "tcp", "10.1.0.1:0", false),
 		Entry("of what it receives by IPv6", Label("slow"), "tcp", "[fd00:1::2]:0", true),
 		Entry("of what it sends by IPv6", Label("slow"), "tcp", "[fd00:1::1]:0", false),
 		Entry("of datagrams that it receives", "udp", "10.1.0.2:0", true),
 		Entry("of datagrams that it sends", "udp", "10.1.0.1:0", false),
 	)
 
-	DescribeTable("lets packets of full length pass, with the least burst that is taken", Label("rates"), func(
+	DescribeTable("lets packets of full length pass with the smallest accepted burst", Label("rates"), func(
 		limits string,
 	) {
 		w := newWorld()
@@ -229,10 +229,10 @@ var _ = Describe("the rate", Label("kernel"), func() {
 		Entry("from it", `"egressRate": 100000000, "egressBurst": 12200`),
 	)
 
-	DescribeTable("is met from the beginning where nobody chose the burst", Label("rates"), func(burst string) {
+	DescribeTable("is limited from the beginning with a runtime's default burst", Label("rates"), func(burst string) {
 		w := newWorld()
 		w.Add(w.call("ADD", `"ingressRate": 20000000, "ingressBurst": `+burst))
-		const sane = 125_000 + 62_500 // 50 ms of 2.5 MB/s, and what waits
+		const sane = 125_000 + 62_500 // 50 ms of 2.5 MB/s, and the queue
 		arrived, took := carry(w.Host, w.cont, "tcp", "10.1.0.2:0", 1_000_000)
 		Expect(float64(arrived)).To(BeNumerically("<=", (sane+2_500_000*took.Seconds())*1.02), "in %s", took)
 	},
