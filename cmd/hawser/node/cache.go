@@ -23,16 +23,16 @@ type Cached struct {
 	RawResult    json.RawMessage
 }
 
-// results returns the directories of libcni's cache that have a file for each attachment: libcni's own, multus' for the
-// networks that it attaches, and cri-dockerd's.
-func (n *Node) results() []string {
+// resultDirs returns the directories of libcni's cache that have a file for each attachment: libcni's own, multus' for
+// the networks that it attaches, and cri-dockerd's.
+func (n *Node) resultDirs() []string {
 	return []string{n.CacheDir + "/results", n.CacheDir + "/multus/results", n.CacheDir + "/cache/results"}
 }
 
 // readCache returns the attachments in libcni's cache, in the order of their files. damaged has the decoding errors.
 func (n *Node) readCache() (all []*Attachment, damaged, err error) {
 	var errs []error
-	for _, dir := range n.results() {
+	for _, dir := range n.resultDirs() {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, nil, err
@@ -91,7 +91,7 @@ func (n *Node) damagedFile(a *Attachment) string {
 	if a.File != "" {
 		return ""
 	}
-	for _, dir := range n.results() {
+	for _, dir := range n.resultDirs() {
 		file := filepath.Join(dir, a.Network+"-"+a.ContainerID+"-"+a.IfName)
 		if _, err := os.Lstat(file); err == nil {
 			return file

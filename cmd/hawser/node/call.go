@@ -81,10 +81,10 @@ func (n *Node) Reapply(ctx context.Context, c Call) error {
 	return n.runInProcess(ctx, c, skel.Env{Reapply: true})
 }
 
-// FirstDrift returns the drift of the list's first plugin if a chained plugin must not be restored because of it, and
-// nil otherwise. That is so if the container's interface is incomplete and the host has no route to the container
-// through the container's links. CHECK of the chained plugin would then mistake another link, the uplink, for the
-// container's.
+// FirstDrift returns the drift of the list's first plugin if a chained plugin must not be restored before that drift is
+// repaired, and nil otherwise. A chained plugin must wait if the container's interface is incomplete and the host has
+// no route to the container through the container's links, because its CHECK would mistake another link, the uplink,
+// for the container's.
 func (n *Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.Attachment.HostEnd())

@@ -57,7 +57,7 @@ const (
 	family   // as in AF_INET
 	protocol // as in IPPROTO_TCP
 	fwmark   // of the packet
-	ctState  // of its connection; with the bits of ctTranslated for iptables
+	ctState  // of its connection; with the bits of ctTranslated in iptables' rules
 	ctStatus // of its connection
 )
 
@@ -79,9 +79,9 @@ type value struct {
 const (
 	ctEstablished = 1 << 1
 	ctNew         = 1 << 3
-	ctTranslated  = 3 << 30 // the match conntrack of iptables: source or destination
-	ctDNAT        = 1 << 31
-	statusDNAT    = 1 << 5 // IPS_DST_NAT
+	ctTranslated  = 3 << 30 // SNAT and DNAT of iptables' match conntrack, moved to bits without a state in nftables
+	ctDNAT        = 1 << 31 // the DNAT of these
+	statusDNAT    = 1 << 5  // IPS_DST_NAT
 )
 
 // match returns the share of the packets that meet the condition. For a condition about the state of connections it is

@@ -99,6 +99,7 @@ func (r *ruleReader) read(name string, data []byte) {
 		r.offset = nlattr.GetNumber(data, unix.NFTA_PAYLOAD_OFFSET)
 		loaded := otherField
 		if nlattr.GetNumber(data, unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER {
+			// IPv4 has the addresses at 12 and 16, IPv6 at 8 and 24.
 			loaded = map[uint64]field{9: protocol, 12: source, 8: source, 16: destination, 24: destination}[r.offset]
 		}
 		r.load(loaded, nlattr.Get(data, unix.NFTA_PAYLOAD_SREG))
@@ -113,7 +114,7 @@ func (r *ruleReader) read(name string, data []byte) {
 	case "reject":
 		r.Drops = true
 	case "target", "match": // extensions of iptables; the attributes of both have the same numbers
-		r.extend(nlattr.GetString(data, unix.NFTA_MATCH_NAME), nlattr.Get(data, unix.NFTA_MATCH_INFO))
+		r.readExtension(nlattr.GetString(data, unix.NFTA_MATCH_NAME), nlattr.Get(data, unix.NFTA_MATCH_INFO))
 	default:
 		if name == "objref" && nlattr.GetNumber(data, unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER {
 			return
@@ -237,9 +238,9 @@ func (r *ruleReader) interval(begin, end []byte) (v value, isKnown bool) {
 		}
 	case r.field == inLink || r.field == outLink:
 		v.link = unix.ByteSliceToString(begin)
-		for suffix, last := range map[string]int{"": len(begin), "*": max(len(v.link), 1)} {
+		for suffix, length := range map[string]int{"": len(begin), "*": max(len(v.link), 1)} {
 			next := slices.Clone(begin)
-			next[last-1]++
+			next[length-1]++ // the first key after this name, or after all names with this prefix
 			if bytes.Equal(next, end) {
 				v.link, isKnown = v.link+suffix, true
 			}
@@ -296,7 +297,7 @@ func (r *ruleReader) networkOf(key []byte) (v value, isKnown bool) {
 // lastOf returns the last address of the network with the length of the prefix.
 func lastOf(addr netip.Addr, bits int) netip.Addr { return cni.LastOf(netip.PrefixFrom(addr, bits)) }
 
-func (r *ruleReader) extend(name string, info []byte) {
+func (r *ruleReader) readExtension(name string, info []byte) {
 	const matchFlags, invertFlags, stateMask, end = 146, 148, 150, 152 // offsets in struct xt_conntrack_mtinfo3
 	const stateOnly = 1                                                // XT_CONNTRACK_STATE
 	c, native := condition{}, binary.NativeEndian

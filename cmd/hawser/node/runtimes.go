@@ -261,18 +261,20 @@ type runtimeConfig struct {
 
 // readRuntimeConfigs reads the configurations of containerd and CRI-O, with the files that containerd imports.
 func readRuntimeConfigs() (all []runtimeConfig) {
-	for _, r := range [][]string{{"/opt/cni/bin", "/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml"},
-		{"/opt/cni/bin:/usr/libexec/cni", "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*.conf"}} {
-		main, _ := os.ReadFile(r[1])
-		patterns := r[1:]
+	for _, r := range []struct{ path, file, dropIns string }{
+		{"/opt/cni/bin", "/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml"},
+		{"/opt/cni/bin:/usr/libexec/cni", "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*.conf"},
+	} {
+		main, _ := os.ReadFile(r.file)
+		patterns := []string{r.file, r.dropIns}
 		imports := regexp.MustCompile(`(?m)^[ \t]*imports[ \t]*=[ \t]*\[[^\]]*\]`)
 		for _, pattern := range stringsIn(imports.Find(main)) {
 			if !filepath.IsAbs(pattern) {
-				pattern = filepath.Join(filepath.Dir(r[1]), pattern)
+				pattern = filepath.Join(filepath.Dir(r.file), pattern)
 			}
 			patterns = append(patterns, pattern)
 		}
-		c, seen := runtimeConfig{path: r[0]}, map[string]bool{}
+		c, seen := runtimeConfig{path: r.path}, map[string]bool{}
 		for _, pattern := range patterns {
 			files, _ := filepath.Glob(pattern) // an invalid pattern matches nothing
 			for _, file := range files {

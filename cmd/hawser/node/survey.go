@@ -368,8 +368,8 @@ func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
 // markUnpinned clears Orphan of attachments whose namespace still exists although its path does not, because processes
 // use it: the container may be live. It changes nothing if the namespaces cannot be read.
 func markUnpinned(all []*Attachment) {
-	isUnpinned := func(a *Attachment) bool { return a.Orphan != "" && a.Netns != "" && a.Damaged == "" }
-	if !slices.ContainsFunc(all, isUnpinned) {
+	isCandidate := func(a *Attachment) bool { return a.Orphan != "" && a.Netns != "" && a.Damaged == "" }
+	if !slices.ContainsFunc(all, isCandidate) {
 		return
 	}
 	s := &Survey{Attachments: all}
@@ -377,7 +377,7 @@ func markUnpinned(all []*Attachment) {
 		return
 	}
 	for _, a := range all {
-		if isUnpinned(a) && s.isUsed(a) {
+		if isCandidate(a) && s.isUsed(a) {
 			a.Orphan, a.isUnpinned = "", true
 		}
 	}

@@ -189,22 +189,23 @@ func (s location) checkList(list node.List) {
 // receive.
 func (s location) checkEntry(list node.List, i int) {
 	e, used := list.Plugins[i], []string{}
-	for _, plugin := range [][2]string{{"type", e.Type}, {"ipam.type", e.IPAM.Type}} {
-		if plugin[1] == "" {
+	for _, named := range []struct{ key, plugin string }{{"type", e.Type}, {"ipam.type", e.IPAM.Type}} {
+		if named.plugin == "" {
 			continue
 		}
-		p, isOurs := s.node.Plugin(plugin[1])
-		file, err := s.node.Find(plugin[1])
+		p, isOurs := s.node.Plugin(named.plugin)
+		file, err := s.node.Find(named.plugin)
 		if err == nil && !isOurs && sameFile("/proc/self/exe", file) {
-			err = fmt.Errorf("%q is not a plugin of %s, which is this program", plugin[1], file)
+			err = fmt.Errorf("%q is not a plugin of %s, which is this program", named.plugin, file)
 		}
 		if err != nil {
-			s.locate(e).report(broken, plugin[0], err.Error(), installAdvice(s.node, plugin[1])+", or correct the name")
+			advice := installAdvice(s.node, named.plugin) + ", or correct the name"
+			s.locate(e).report(broken, named.key, err.Error(), advice)
 		} else if dir := installedDir(s.node); dir != "" && s.node.IsReference(file) {
-			s.locate(e).report(doubtful, plugin[0],
+			s.locate(e).report(doubtful, named.key,
 				file+" is a plugin of the reference, although Hawser is installed in "+dir, replaceAdvice("", dir))
-		} else if dir != "" && p.Name == plugin[1] && !s.node.IsOurs(file) {
-			s.locate(e).report(doubtful, plugin[0], file+" is another program, although Hawser is installed in "+dir,
+		} else if dir != "" && p.Name == named.plugin && !s.node.IsOurs(file) {
+			s.locate(e).report(doubtful, named.key, file+" is another program, although Hawser is installed in "+dir,
 				replaceAdvice(" --force", dir))
 		}
 		if !isOurs || !s.node.HasPlugin(e.Type) { // other plugins may complete ipam before they call it
@@ -274,8 +275,8 @@ func (s location) checkOrder(list node.List, i int) {
 func (s location) checkOverlaps(network string, e node.Entry) {
 	for _, set := range (node.List{Plugins: []node.Entry{e}}).RangeSets() {
 		for _, r := range set {
-			same := func(o usedRange) bool { return o.network != network && r.Overlaps(o.Range) }
-			if k := slices.IndexFunc(s.ranges, same); k >= 0 {
+			overlaps := func(o usedRange) bool { return o.network != network && r.Overlaps(o.Range) }
+			if k := slices.IndexFunc(s.ranges, overlaps); k >= 0 {
 				o := s.ranges[k]
 				what := fmt.Sprintf("%s overlaps %s of network %q in %s", r.Subnet, o.Subnet, o.network, o.file)
 				s.report(broken, r.Key+".subnet", what,

@@ -40,8 +40,8 @@ const (
 
 const ownersAdvice = "hawser ls %s lists the owners; release stale leases (hawser gc --yes), or add a range"
 
-// kinds are in the order in which doctor prints findings: the most severe and most frequent ones first. advise fills in
-// the verbs of an advice. A kind without advice gets it from the checker of lists.
+// kinds are in the order in which doctor prints findings: the most severe and most frequent ones first. advise replaces
+// the formatting verbs of an advice. A kind without advice gets it from the checker of lists.
 var kinds = []findingKind{
 	{"missing-plugin", broken, "%s, or remove it from the list; without it DEL fails"},
 	{"bad-file", broken, "correct the file; hawser check names the key"},
@@ -147,7 +147,7 @@ func (f *facts) add(id, format string, args ...any) *finding {
 	return item
 }
 
-// advise fills in the verbs of the advice.
+// advise replaces the formatting verbs of the advice.
 func (f *finding) advise(args ...any) { f.Advice = fmt.Sprintf(f.Advice, args...) }
 
 func kindByID(id string) findingKind {
@@ -198,7 +198,7 @@ func gather(ctx context.Context, n *node.Node) *facts {
 	f.isUnread = len(f.problems) > 0
 	f.allLists = slices.Concat(f.lists, node.CachedLists(f.attachments))
 	for _, list := range f.allLists {
-		for _, plugin := range typesOf(list.ResolveFlannel("")) {
+		for _, plugin := range typesOf(list.ResolveFlannel("")) { // in place: all findings see the delegates
 			if _, known := f.programs[plugin]; !known {
 				f.programs[plugin] = findProgram(ctx, n, plugin)
 			}
@@ -222,10 +222,10 @@ func (f *facts) addError(err error) {
 	}
 	isKnown := func(known error) bool { return known.Error() == err.Error() }
 	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
+	var mismatch *json.UnmarshalTypeError
 	switch {
 	case err == nil || slices.ContainsFunc(append(f.damaged, f.problems...), isKnown):
-	case errors.As(err, &syntax), errors.As(err, &kind), errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.As(err, &syntax), errors.As(err, &mismatch), errors.Is(err, io.ErrUnexpectedEOF):
 		f.damaged = append(f.damaged, err)
 	default:
 		f.problems = append(f.problems, err)

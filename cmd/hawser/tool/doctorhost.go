@@ -344,7 +344,7 @@ func mixedPlugins(f *facts) {
 	}
 	var texts []string
 	var option string
-	var replaced program // the first one that is not Hawser's; without such, the first one
+	var replaced program // the first one that is not Hawser's, or the first one if all are
 	for _, origin := range slices.Sorted(maps.Keys(origins)) {
 		texts = append(texts, strings.Join(origins[origin], ", ")+": "+origin)
 		for _, plugin := range origins[origin] {

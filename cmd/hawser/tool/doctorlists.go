@@ -204,7 +204,8 @@ func (f *facts) findOtherRoutes(list node.List, r ranges.Range) {
 		for _, route := range f.routes[l.Name] {
 			// flannel.1 has the subnet's network address
 			isFlannel := route.Dst.IsSingleIP() && route.Dst.Addr() == r.Subnet.Masked().Addr()
-			if route.Dst.Bits() == 0 || isFlannel || !route.Dst.Overlaps(r.Subnet) || route.Type > unix.RTN_LOCAL {
+			isOther := route.Type > unix.RTN_LOCAL // such as broadcast
+			if route.Dst.Bits() == 0 || isFlannel || isOther || !route.Dst.Overlaps(r.Subnet) {
 				continue
 			}
 			id := "covered-route"

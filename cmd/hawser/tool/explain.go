@@ -138,7 +138,7 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 		if len(e.Attachments) == 0 {
 			continue
 		}
-		e.isPort = i == 1
+		e.isPort = i == 1 // the second interpretation
 		e.findLinks(links)
 		if slices.ContainsFunc(e.Links, func(l hostLink) bool { return l.Name == what }) {
 			return e, nil // an interface has no single packet path
@@ -286,7 +286,8 @@ func (e *explanation) addChain(b *node.BaseChain, packets []*node.Packet) {
 		}
 		isPassed = true
 		answer, opening := *sent, *sent
-		answer.ToContainer, answer.IsAnswer, opening.ToContainer, opening.IsForwarded = true, true, true, e.isPort
+		answer.ToContainer, answer.IsAnswer = true, true
+		opening.ToContainer, opening.IsForwarded = true, e.isPort
 		directions := []*node.Packet{sent}
 		switch {
 		case b.Hook == "prerouting": // before their destination is translated

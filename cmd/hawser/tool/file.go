@@ -31,7 +31,7 @@ const (
 )
 
 // isForeign reports whether the file is another program's or not a regular file.
-func (k kind) isForeign() bool { return k > ours }
+func (k kind) isForeign() bool { return k != absent && k != ours }
 
 // file describes the file at a plugin's name.
 type file struct {

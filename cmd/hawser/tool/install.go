@@ -31,12 +31,12 @@ const (
 
 // The results for names that are not changed.
 const (
-	isUpToDate = "is up to date"
-	keptAll    = "left: --keep leaves existing files"
+	upToDate   = "is up to date"
+	leftByKeep = "left: --keep leaves existing files"
 )
 
 type options struct {
-	destDir, links    string
+	destDir, linkMode string
 	only, skip        []string
 	keep, force, loop bool
 	skipNewer         bool
@@ -62,7 +62,7 @@ func installCommand(
 	f.StringVar(&o.destDir, "to", "", "the `directory` in which runtimes search for plugins, such as /opt/cni/bin")
 	f.StringSliceVar(&o.only, "only", nil, "only these `plugins`, separated by commas")
 	f.StringSliceVar(&o.skip, "skip", nil, "all plugins except these `plugins`")
-	f.StringVar(&o.links, "links", hard, "how the file gets a plugin's name: hard, symbolic or copy")
+	f.StringVar(&o.linkMode, "links", hard, "how the file gets a plugin's name: hard, symbolic or copy")
 	f.BoolVar(&o.keep, "keep", false, "leave all existing files that have a plugin's name")
 	f.BoolVar(&o.skipNewer, "skip-newer", false,
 		"leave plugins of the reference newer than "+skel.Reference+", whose behavior is matched")
@@ -84,8 +84,8 @@ func (o *options) choose(names []string, env func(string) (string, bool)) ([]str
 	if o.destDir == "" {
 		return nil, errors.New("--to is missing; pass the directory of the runtime's plugins, such as /opt/cni/bin")
 	}
-	if !slices.Contains([]string{hard, symbolic, byCopy}, o.links) {
-		return nil, fmt.Errorf("--links: %q is not one of hard, symbolic and copy", o.links)
+	if !slices.Contains([]string{hard, symbolic, byCopy}, o.linkMode) {
+		return nil, fmt.Errorf("--links: %q is not one of hard, symbolic and copy", o.linkMode)
 	}
 	for option, list := range map[string][]string{"only": o.only, "skip": o.skip} {
 		for _, name := range list {
@@ -189,7 +189,7 @@ func (i *install) all(names []string) error {
 			firstErr = fmt.Errorf("%s: %w", i.path(s.name), err)
 			break
 		}
-		steps[n].result, steps[n].changed = done, done != isUpToDate
+		steps[n].result, steps[n].changed = done, done != upToDate
 		isToolNew = isToolNew || s.name == toolName
 	}
 	if firstErr == nil && isToolNew { // before that, other names may still link to the previous file
@@ -207,7 +207,7 @@ func (i *install) all(names []string) error {
 func (i *install) report(steps []step) {
 	for _, s := range steps {
 		last, known := i.last[s.name]
-		isNew := s.changed || !known || s.result != last && s.result != isUpToDate && s.result != keptAll
+		isNew := s.changed || !known || s.result != last && s.result != upToDate && s.result != leftByKeep
 		if s.result != "" && isNew {
 			fmt.Fprintf(i.out, "%s: %s\n", i.path(s.name), s.result)
 		}
@@ -237,7 +237,7 @@ func (i *install) decide(f file) (reason string, err error) {
 	case f.damaged:
 		return "", nil
 	case f.name != toolName && f.kind != absent && i.keep: // the tool must not be older than its links
-		return keptAll, nil
+		return leftByKeep, nil
 	case f.kind == reference && i.skipNewer && newer(f.version, skel.Reference):
 		return fmt.Sprintf("left by --skip-newer: the reference plugin %s, newer than %s", f.version,
 			skel.Reference), nil
@@ -255,19 +255,19 @@ func (i *install) decide(f file) (reason string, err error) {
 // link installs the program under a name and returns the result. A former file stays complete until it is replaced.
 func (i *install) link(f file) (string, error) {
 	if i.isDone(f) {
-		return isUpToDate, nil
+		return upToDate, nil
 	}
 	var err error
 	switch path := i.path(f.name); {
-	case f.name == toolName || i.links == byCopy:
+	case f.name == toolName || i.linkMode == byCopy:
 		err = i.write(path, i.program, 0o755)
-	case i.links == symbolic:
+	case i.linkMode == symbolic:
 		err = i.swap(path, func(temporary string) error { return os.Symlink(toolName, temporary) })
 	default:
 		err = i.swap(path, func(temporary string) error { return os.Link(i.path(toolName), temporary) })
 		if cannotLink(err) {
 			fmt.Fprintf(i.out, "%s: hard links are not possible (%v); making copies\n", i.destDir, err)
-			i.links = byCopy
+			i.linkMode = byCopy
 			return i.link(f)
 		}
 	}
@@ -291,9 +291,9 @@ func (i *install) isDone(f file) bool {
 	switch {
 	case f.name == toolName:
 		return regular && isCurrent(f)
-	case i.links == symbolic:
+	case i.linkMode == symbolic:
 		return f.target == toolName
-	case i.links == hard:
+	case i.linkMode == hard:
 		return regular && os.SameFile(f.info, target)
 	}
 	return regular && !os.SameFile(f.info, target) && isCurrent(f)
@@ -353,7 +353,7 @@ func uninstall(ctx context.Context, dir string, programs []skel.Program, out io.
 		fmt.Fprintf(out, "%s: %s\n", p.path(name), done)
 	}
 	// Names whose former file was not restored stay in the record.
-	maps.DeleteFunc(p.record, func(name string, former origin) bool { return !former.Kept || !exists(p.backup(name)) })
+	maps.DeleteFunc(p.record, func(name string, o original) bool { return !o.Kept || !exists(p.backup(name)) })
 	if err := errors.Join(p.sync(), ignoreAbsent(os.Remove(p.path(partName)))); err != nil {
 		return err
 	}
@@ -364,7 +364,7 @@ func uninstall(ctx context.Context, dir string, programs []skel.Program, out io.
 }
 
 // restore replaces Hawser's file with the former file in one step, or removes it if there was no former file.
-func (p *pluginDir) restore(name string, former origin) (string, error) {
+func (p *pluginDir) restore(name string, former original) (string, error) {
 	f, err := p.inspect(name)
 	backup, _ := os.Lstat(p.backup(name))
 	switch {

@@ -45,7 +45,7 @@ func (l loop) run(ctx context.Context, out io.Writer) error {
 		}
 		if err != nil && ctx.Err() == nil && !first && !errors.Is(err, errDeleted) {
 			fmt.Fprintf(out, "%s: %v; retrying after the next change\n", l.dir, err)
-			select { // the failed installation may have caused events itself
+			select { // pause, because the failed installation may have caused events itself
 			case <-ctx.Done():
 			case <-time.After(interval):
 			}

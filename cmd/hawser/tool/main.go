@@ -51,7 +51,7 @@ func Main(all []skel.Program) {
 	// programs that the tool runs do not inherit a handler; they would inherit an ignored signal.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	err, status := root.ExecuteContext(context.Background()), exitStatus(0)
-	if errors.Is(s.out.err, unix.EPIPE) && err.Error() == s.out.err.Error() {
+	if errors.Is(s.out.err, unix.EPIPE) && err.Error() == s.out.err.Error() { // nothing but the write failed
 		os.Exit(128 + int(unix.SIGPIPE)) // as a shell reports it; `hawser ls | head` is not an error
 	}
 	if err != nil && !errors.As(err, &status) {
@@ -136,8 +136,9 @@ func rootCommand(all []skel.Program, env func(string) (string, bool), vars []str
 	s, dir := &session{Node: node.Default(all, vars), out: &output{root: root}}, ""
 	s.IsReference, s.IsOurs = isReference, cachedIsOurs()
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
-		// Collect garbage less often, because these commands read from many plugins concurrently and keep the data
-		// until they end. watch is excluded because it runs permanently, and install because its pod has little memory.
+		// Go's garbage collector runs less often in commands that read the node, because they read from many plugins
+		// concurrently and keep the data until they end. watch is excluded because it runs permanently, and install
+		// because its pod has little memory.
 		if c.Flags().Lookup("root") != nil && c.Name() != "watch" {
 			runtime.GOMAXPROCS(start.Processors)
 			debug.SetGCPercent(400)

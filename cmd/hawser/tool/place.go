@@ -34,14 +34,14 @@ const (
 // gets a second name in formerDir, then the record gets the name, then the new file replaces the former one.
 type pluginDir struct {
 	dir    string
-	file   *os.File
+	handle *os.File // the open directory
 	lock   *statefile.Lock
 	files  *reader
-	record map[string]origin
+	record map[string]original
 }
 
-// origin is the state of a name before its first installation.
-type origin struct {
+// original is the state of a name before its first installation.
+type original struct {
 	Kept bool `json:"kept"` // the former file is in formerDir; false = there was none
 	// Device and Inode identify the installed file. Only the tool's name has them, because links point to its file.
 	Device uint64 `json:"device,omitempty"`
@@ -51,11 +51,11 @@ type origin struct {
 // open locks the directory and reads the record. It waits for at most 30 seconds while another installation holds the
 // lock. It restores and reports a damaged record, so that the damage does not block installation or uninstallation.
 func (p *pluginDir) open(ctx context.Context, programs []skel.Program, out io.Writer) (err error) {
-	if p.file, err = os.Open(p.dir); err != nil {
+	if p.handle, err = os.Open(p.dir); err != nil {
 		return err
 	}
-	if p.lock, err = statefile.LockFD(ctx, int(p.file.Fd()), p.dir); err != nil {
-		_ = p.file.Close()
+	if p.lock, err = statefile.LockFD(ctx, int(p.handle.Fd()), p.dir); err != nil {
+		_ = p.handle.Close()
 		if errors.Is(err, statefile.ErrBusy) {
 			err = fmt.Errorf("nothing was changed: %w; wait until it ends, then try again", err)
 		}
@@ -76,7 +76,7 @@ func (p *pluginDir) open(ctx context.Context, programs []skel.Program, out io.Wr
 // record exist only if an installation was killed or an administrator removed the record. A damaged record was written
 // after names were replaced, so the restored record also gets the names that have the tool's file but no former file.
 func (p *pluginDir) readRecord(programs []skel.Program) (damage, err error) {
-	p.record = map[string]origin{}
+	p.record = map[string]original{}
 	data, err := os.ReadFile(p.backup(recordName))
 	isMissing := errors.Is(err, fs.ErrNotExist)
 	switch {
@@ -88,12 +88,12 @@ func (p *pluginDir) readRecord(programs []skel.Program) (damage, err error) {
 			return nil, nil
 		}
 		damage = cmp.Or(damage, errors.New("no object"))
-		p.record = map[string]origin{}
+		p.record = map[string]original{}
 	}
 	entries, err := os.ReadDir(p.path(formerDir))
 	for _, e := range entries {
 		if e.Name() != recordName {
-			p.record[e.Name()] = origin{Kept: true}
+			p.record[e.Name()] = original{Kept: true}
 		}
 	}
 	if damage == nil || !p.hasTool() {
@@ -101,7 +101,7 @@ func (p *pluginDir) readRecord(programs []skel.Program) (damage, err error) {
 	}
 	for _, program := range append([]skel.Program{{Name: toolName}}, programs...) {
 		if _, known := p.record[program.Name]; !known && p.isTool(program.Name) {
-			p.record[program.Name] = origin{}
+			p.record[program.Name] = original{}
 		}
 	}
 	return damage, errors.Join(ignoreAbsent(err), p.recordTool())
@@ -114,7 +114,7 @@ func (p *pluginDir) isTool(name string) bool {
 	return err == nil && toolErr == nil && bytes.Equal(a, b)
 }
 
-func (p *pluginDir) close() { _ = errors.Join(p.lock.Unlock(), p.file.Close()) }
+func (p *pluginDir) close() { _ = errors.Join(p.lock.Unlock(), p.handle.Close()) }
 
 func (p *pluginDir) path(name string) string { return filepath.Join(p.dir, name) }
 
@@ -153,7 +153,7 @@ func (p *pluginDir) recordTool() error {
 	if err := unix.Stat(p.path(toolName), &st); err != nil {
 		return err
 	}
-	p.record[toolName] = origin{p.record[toolName].Kept, uint64(st.Dev), st.Ino}
+	p.record[toolName] = original{p.record[toolName].Kept, uint64(st.Dev), st.Ino}
 	return p.save()
 }
 
@@ -178,7 +178,7 @@ func (p *pluginDir) saveOriginals(steps []step) error {
 		if err := p.backUp(f); err != nil {
 			return fmt.Errorf("keep %s: %w", p.path(f.name), err)
 		}
-		p.record[f.name], isChanged = origin{Kept: f.kind != absent}, true
+		p.record[f.name], isChanged = original{Kept: f.kind != absent}, true
 	}
 	if !isChanged {
 		return nil
@@ -240,7 +240,7 @@ func (p *pluginDir) swap(path string, create func(string) error) error {
 	return errors.Join(err, ignoreAbsent(os.Remove(temporary)))
 }
 
-func (p *pluginDir) sync() error { return p.file.Sync() }
+func (p *pluginDir) sync() error { return p.handle.Sync() }
 
 func syncDir(dir string) error {
 	f, err := os.Open(dir)

@@ -89,7 +89,7 @@ type job struct {
 func (j *job) String() string { return fmt.Sprint(j.call.Attachment.Attachment, j.call.Entry) }
 
 // pass repairs all live attachments, or only the attachments of one container or pod. Host ports come first, because
-// clients wait for them. pass omits repairs that already failed for the same reason in the previous pass.
+// clients wait for them. pass does not return repairs that already failed for the same reason in the previous pass.
 func (p *repairer) pass(ctx context.Context, query string) ([]repair, error) {
 	jobs, err := p.jobs(ctx, query)
 	errs, repairs := []error{err}, []repair{}

@@ -32,6 +32,7 @@ type stepResult struct {
 	Seconds float64 `json:"seconds"`
 }
 
+// trial is one run of the test. It is shown as JSON.
 type trial struct {
 	Network string       `json:"network"`
 	File    string       `json:"file"`
@@ -48,6 +49,7 @@ type trial struct {
 	isDetached bool             // all DELs succeeded
 }
 
+// skipped is the reason why a step was not performed.
 type skipped string
 
 func (s skipped) Error() string { return string(s) }

@@ -85,8 +85,8 @@ func (s *testContainer) dial(ctx context.Context, network, address string) (conn
 }
 
 // echo sends ICMP echo requests of a size, including the IP header, until the address answers. All fields except the
-// type are 0: the socket only receives packets from the address, and the length identifies the answer. The kernel
-// writes the checksum of ICMPv6, and does not fragment a packet that fits the interface.
+// type and the checksum are 0: the socket only receives packets from the address, and the length identifies the answer.
+// The kernel writes the checksum of ICMPv6, and does not fragment a packet that fits the interface.
 func (s *testContainer) echo(ctx context.Context, addr netip.Addr, size int) error {
 	network, header, reply, request := "ip4:1", 20, byte(0), []byte{8, 0, 0xf7, 0xff}
 	if addr.Is6() {
@@ -147,7 +147,7 @@ func (t *trial) dns(ctx context.Context) (string, error) {
 		word := server + " answers"
 		conn, err := t.containers[0].dial(ctx, "udp", net.JoinHostPort(server, "53"))
 		if err == nil {
-			_, _ = conn.Write([]byte{2: 1, 5: 1, 14: 2, 16: 1}) // Read returns the error
+			_, _ = conn.Write([]byte{2: 1, 5: 1, 14: 2, 16: 1}) // RD, QDCOUNT, NS, IN. Read returns the error.
 			if _, readErr := conn.Read(make([]byte, 512)); readErr != nil {
 				word = "warning: " + server + " does not answer"
 			}

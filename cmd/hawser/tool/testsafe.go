@@ -192,7 +192,7 @@ func (s *safety) find(key, value string) (rtnl.Link, error) {
 			dir, _ = filepath.EvalSymlinks("/sys/bus/auxiliary/devices/" + filepath.Base(value))
 		}
 		fallthrough
-	default:
+	default: // dir is the device's directory in sysfs
 		virtio, _ := filepath.Glob(dir + "/virtio*")
 		for _, dir := range append([]string{dir}, virtio...) {
 			entries, _ := os.ReadDir(filepath.Join(dir, "net"))

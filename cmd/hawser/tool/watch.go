@@ -154,7 +154,7 @@ func (w watcher) run(ctx context.Context) error {
 			return nil
 		case err := <-watchErr:
 			return err // nil if the context has ended
-		case <-ready: // the first pass is next; deletions during it are reported
+		case <-ready: // the kernel now reports all deletions, so the first pass can begin
 			s.due = time.Now()
 		case <-flushed:
 			s.addDeletion(reloadTime)
@@ -217,8 +217,8 @@ func isRelevant(t nft.Table, chain string) bool {
 	case "firewalld": // firewalld and plugins' DEL routinely delete single chains
 		return chain == ""
 	case "filter", "nat", "raw", "mangle":
-		return chain == "" || strings.HasPrefix(chain, "CNI-") || strings.ToUpper(chain) == chain &&
-			!strings.Contains(chain, "-")
+		isBuiltIn := strings.ToUpper(chain) == chain && !strings.Contains(chain, "-") // such as FORWARD
+		return chain == "" || isBuiltIn || strings.HasPrefix(chain, "CNI-")
 	}
 	return false
 }
