@@ -116,18 +116,18 @@ func (c *client) run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// wait waits for pause. It returns early if ctx ends, if the process to which usePath belongs ends, or if usePath no
-// longer refers to the client's namespace.
+// wait waits for pause. It returns early if ctx ends, if the process to which usePath belongs ends, or if usePath is
+// set and no longer refers to the client's namespace.
 func (c *client) wait(ctx context.Context, pause time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
 	onExit(ctx, c.usePath, cancel)
-	for isUsed := true; isUsed; {
+	for isUnchanged := true; isUnchanged; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.mountChanged:
-			c.daemon.withThread(func() { isUsed = c.usePath == "" || hasInode(c.usePath, c.record.Netns) })
+			c.daemon.withThread(func() { isUnchanged = c.usePath == "" || hasInode(c.usePath, c.record.Netns) })
 		}
 	}
 }
@@ -206,7 +206,7 @@ func (c *client) publish(l *link) (err error) {
 		c.record.FormerACK = former.encode()
 	}
 	c.record.setLease(next)
-	if err = c.writeRecord(); isChange {
+	if err = c.writeRecord(); isChange { // even after an error, because a lost address must not stay on the interface
 		err = errors.Join(err, l.apply(c.record.FormerRoutes, formerRes, nextRes))
 	}
 	if err != nil {

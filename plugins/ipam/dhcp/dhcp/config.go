@@ -57,7 +57,7 @@ func (c *config) families() (list []options) {
 		four.IPv6 = ""
 		list = append(list, four)
 	}
-	if c.isV6() {
+	if c.IPv6 != "" {
 		list = append(list, options{IPv6: c.IPv6, Priority: c.Priority, DNS: c.DNS})
 	}
 	return list
@@ -100,11 +100,11 @@ func parseConfig(conf []byte, args string) (*config, error) {
 	if !filepath.IsAbs(cfg.socket) {
 		problems.Add(cni.Refuse("ipam.daemonSocketPath", cfg.socket, "is not an absolute path"))
 	}
-	if cfg.isV6() && cfg.IPv6 != modeDHCP && cfg.IPv6 != modeSLAAC {
+	if cfg.IPv6 != "" && cfg.IPv6 != modeDHCP && cfg.IPv6 != modeSLAAC {
 		problems.Add(cni.Refuse("ipam.ipv6", cfg.IPv6,
 			"is not a source of IPv6 addresses").Suggest(`"dhcp" or "slaac"`))
 	}
-	if !cfg.ipv4 && !cfg.isV6() {
+	if !cfg.ipv4 && cfg.IPv6 == "" {
 		problems.Add(cni.Refuse("ipam.ipv4", false, "leaves no address to request").
 			Suggest(`set "ipv6" to "dhcp" or "slaac"`))
 	}
@@ -131,7 +131,7 @@ func parseConfig(conf []byte, args string) (*config, error) {
 		key := fmt.Sprintf("ipam.provide[%d].", i)
 		code, err := parseOption(key+"option", p.Option)
 		problems.Add(err)
-		fromArgs, _ := cni.ParseArgs(cni.PairsOf(args, p.FromArg), p.FromArg) // errors of other keys are ignored
+		fromArgs, _ := cni.ParseArgs(cni.PairsOf(args, p.FromArg), p.FromArg) // other pairs may be invalid
 		value := cmp.Or(fromArgs[p.FromArg], p.Value)
 		if len(value) > 255 {
 			problems.Add(cni.Refuse(key+"value", nil, fmt.Sprintf("value too long for option %q: %q", p.Option, value)))

@@ -225,9 +225,9 @@ type server struct {
 	given map[string]netip.Addr // by client ID
 	// The fields below are changed with set.
 	more   []dhcpv4.Modifier // of each answer
-	first  netip.Addr        // that is lent
+	first  netip.Addr        // the next address to lease
 	script func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4
-	// unicastOnly makes it answer a renewal only to the client's address, as most servers do.
+	// unicastOnly makes the server answer a renewal only to the client's address, as most servers do.
 	unicastOnly bool
 }
 
@@ -390,7 +390,7 @@ var _ = Describe("the daemon", func() {
 		Entry("at SIGKILL, with its socket", syscall.SIGKILL),
 	)
 
-	It("forgets, when it comes back, the leases of containers that are gone", func() {
+	It("drops, after a restart, the leases of containers that no longer exist", func() {
 		_, d := l.begin()
 		l.Add(l.call("ADD", c))
 		d.end(syscall.SIGKILL)
@@ -399,7 +399,7 @@ var _ = Describe("the daemon", func() {
 		Eventually(l.records).Should(BeEmpty())
 	})
 
-	It("has the socket for itself, and for root", func() {
+	It("is the only one on its socket, which only root can use", func() {
 		l.start("-pidfile", filepath.Join(filepath.Dir(l.socket), "pid"))
 		Expect(nstest.Must(os.Stat(l.socket)).Mode()).To(Equal(os.ModeSocket | 0o600))
 		l.launch("", "-socketpath", l.socket).failsToStart(1, "another daemon serves "+l.socket)
@@ -417,7 +417,7 @@ var _ = Describe("the daemon", func() {
 		Entry("a symbolic link", func(path string) error { return os.Symlink("/proc/version", path) }),
 	)
 
-	It("lives on when there are more connections than it may have descriptors", func() {
+	It("continues when it has more connections than descriptors", func() {
 		d := l.launch("ulimit -n 20;", "-socketpath", l.socket)
 		Eventually(d.log).Should(gbytes.Say("serving"))
 		var all []net.Conn
@@ -431,12 +431,12 @@ var _ = Describe("the daemon", func() {
 		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }).Should(BeZero())
 	})
 
-	It("does not wait, when it ends, for a client that says nothing", func() {
-		Eventually(func() time.Duration { // a daemon that waits takes callTime each time, a busy machine not
+	It("does not wait at its end for a caller that sends nothing", func() {
+		Eventually(func() time.Duration { // a busy machine may take callTime, but not each time
 			d, since := l.start(), sysctl.Uptime()
 			conn := nstest.Must(net.Dial("unix", l.socket))
 			defer conn.Close()
-			l.Succeeds(l.call("STATUS", c)) // which is taken after the other one
+			l.Succeeds(l.call("STATUS", c)) // the daemon accepts it after the other connection
 			Expect(d.end(syscall.SIGTERM)).To(BeZero())
 			return sysctl.Uptime() - since
 		}).Should(BeNumerically("<", callTime))
@@ -472,7 +472,7 @@ var _ = Describe("the daemon", func() {
 		Expect(prefix + "/pid").NotTo(BeAnExistingFile())
 	})
 
-	DescribeTable("says how a pod gets to see namespaces, where it sees", Label("daemon-in-pod"), func(
+	DescribeTable("fails with advice for pods if it sees", Label("daemon-in-pod"), func(
 		before, want string,
 	) {
 		d := l.launch(`exec unshare --mount --propagation private bash -c '`+before+`exec "$0" "$@"' "$0" "$@";`,
@@ -482,7 +482,7 @@ var _ = Describe("the daemon", func() {
 			"in a pod, mount /run/netns with HostToContainer propagation, or start the daemon with -hostprefix")))
 		Eventually(d.log).Should(gbytes.Say("dropped.*HostToContainer"))
 	},
-		Entry("the directory, but no mount", "", "not a network namespace"),
+		Entry("the directory without the mount", "", "not a network namespace"),
 		Entry("another directory", "mount -t tmpfs none /run/netns; ", "no such network namespace"),
 	)
 
@@ -502,7 +502,7 @@ var _ = Describe("the daemon", func() {
 		if sockets == 1 {
 			l.Succeeds(l.call("STATUS", c))
 			d.end(syscall.SIGTERM)
-			Expect(l.socket).To(BeAnExistingFile(), "it is systemd's")
+			Expect(l.socket).To(BeAnExistingFile(), "it belongs to systemd")
 		}
 	},
 		Entry("with its socket", 1, "serving"),
@@ -534,11 +534,11 @@ var _ = Describe("the daemon", func() {
 		}
 	})
 
-	It("answers for other leases while one waits for the lock of the records", func(ctx SpecContext) {
+	It("answers calls about other leases while one waits for the lock of the records", func(ctx SpecContext) {
 		d, other := waitingDaemon(ctx)
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
 		Expect(other.Put(ctx, record{Attachment: a})).To(Succeed())
-		c := d.newClient(record{Attachment: a, NetnsPath: "/absent"}) // which ends at once
+		c := d.newClient(record{Attachment: a, NetnsPath: "/absent"}) // which ends immediately
 		d.mu.Lock()
 		c.start()
 		d.mu.Unlock()
@@ -594,7 +594,7 @@ var _ = Describe("the daemon", func() {
 	})
 })
 
-var _ = Describe("beside the reference", func() {
+var _ = Describe("together with the reference", func() {
 	var l *lan
 	var c *nstest.Host
 	BeforeEach(func() { l, c = newClient() })
@@ -615,13 +615,13 @@ var _ = Describe("beside the reference", func() {
 		Eventually(count(s, release)).Should(Equal(1))
 	})
 
-	It("its daemon serves ADD and DEL; CHECK and GC say that it cannot do more", Label("dhcp-reference"), func() {
+	It("its daemon serves ADD and DEL; CHECK and GC warn that it cannot do them", Label("dhcp-reference"), func() {
 		l.serve()
 		l.Do(func() { Expect(os.MkdirAll("/run/cni", 0o700)).To(Succeed()) })
 		log := program(l.Host, nstest.Newest().Program("dhcp"), "daemon", "-socketpath", l.socket,
 			"-timeout", "1s")
 		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }).Should(BeZero())
-		l.up(c) // else its first DISCOVER is lost
+		l.up(c) // otherwise, its first DISCOVER is lost
 		r := l.Add(l.call("ADD", c))
 		Expect(r.IPs[0].Address).To(Equal("10.9.0.50/24"))
 		Expect(r.IPs[0].Gateway).To(Equal("10.9.0.1"))
@@ -632,11 +632,11 @@ var _ = Describe("beside the reference", func() {
 		Expect(a.Code).To(BeZero())
 		Expect(a.Stderr).To(ContainSubstring("no lease is collected"))
 		l.Succeeds(l.withPrevResult("DEL", c, r))
-		Eventually(log).Should(gbytes.Say("releasing lease")) // from 0.0.0.0, which no server hears
+		Eventually(log).Should(gbytes.Say("releasing lease")) // from 0.0.0.0, which no server answers
 	})
 })
 
-var _ = DescribeTable("a lease is there at once, and is released while the interface is still there",
+var _ = DescribeTable("a lease is acquired immediately, and released while the interface still exists",
 	Label("lease-released"), func(plugin, keys string, setup ...string) {
 		l := newLAN()
 		s, c := l.serve(), nstest.NewNetns()
@@ -693,7 +693,7 @@ var _ = Describe("with real servers", func() {
 		l.Succeeds(l.withPrevResult("DEL", c, r))
 	}
 
-	It("dnsmasq lends, and takes back", func() {
+	It("dnsmasq grants a lease and receives its release", func() {
 		nstest.NeedProgram("dnsmasq")
 		l := newLAN()
 		dir := GinkgoT().TempDir()
@@ -705,7 +705,7 @@ var _ = Describe("with real servers", func() {
 		Eventually(log).Should(gbytes.Say(`DHCPRELEASE.* 10\.9\.0\.(5\d|60) `))
 	})
 
-	It("udhcpd lends for twelve seconds, renews, and takes back", Label("lease-renewed"), func() {
+	It("udhcpd grants a lease of twelve seconds, renews it and receives its release", Label("lease-renewed"), func() {
 		nstest.NeedProgram("busybox")
 		l := newLAN()
 		conf := filepath.Join(GinkgoT().TempDir(), "conf")

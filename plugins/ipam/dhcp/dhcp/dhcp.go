@@ -37,7 +37,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 		return err
 	})
 	isV6 := func(ip cni.IP) bool { return ip.Address.Addr().Is6() }
-	if cfg.isV6() && !slices.ContainsFunc(res.IPs, isV6) {
+	if cfg.IPv6 != "" && !slices.ContainsFunc(res.IPs, isV6) {
 		return nil, cni.Errorf(cni.CodeUnsupportedField, "ipam.ipv6: %q: the DHCP daemon at %s supports only "+
 			"IPv4; start the daemon of this release", cfg.IPv6, cfg.socket)
 	}

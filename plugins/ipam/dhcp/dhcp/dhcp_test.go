@@ -94,7 +94,7 @@ var _ = Describe("a lease", func() {
 		Expect(string(d.log.Contents())).To(And(ContainSubstring("msg=released"), Not(ContainSubstring("error="))))
 	})
 
-	It("is asked for with the options of the configuration", func() {
+	It("is requested with the options of the configuration", func() {
 		s, _ := l.begin(dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3)))
 		l.keys = `"provide": [{"option": "host-name", "fromArg": "K8S_POD_NAME", "value": "fallback"},
 			{"option": "60", "value": "vendor"}, {"option": "user-class", "fromArg": "NONE"}],
@@ -122,14 +122,14 @@ var _ = Describe("a lease", func() {
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
 	})
 
-	DescribeTable("is waited for in vain, which the error explains", func(port, want string) {
+	DescribeTable("is not acquired, and the error has the reason", func(port, want string) {
 		l.serve(dhcpv4.WithoutOption(dhcpv4.OptionSubnetMask))
 		l.start("-resendtimeout", "1s")
 		l.server.Cmd("ip", "link", "set", "port1", port)
 		Eventually(func() string { return l.Fails(l.call("ADD", c), cni.CodeTryAgain) }).Should(MatchRegexp(want))
 	},
-		Entry("by what is wrong with the answers", "up", "Subnet Mask not found in DHCPACK"),
-		Entry("by an interface that does not come up", "down",
+		Entry("unusable answers", "up", "Subnet Mask not found in DHCPACK"),
+		Entry("an interface that does not come up", "down",
 			`no more tries\ninterface "eth0" does not come up; its state is (lowerlayer)?down`),
 	)
 
@@ -140,23 +140,23 @@ var _ = Describe("a lease", func() {
 		Expect(l.Fails(call, cni.CodeTryAgain)).To(ContainSubstring(want))
 		Expect(l.records()).To(BeEmpty())
 	},
-		Entry("for no interface", "eth7", "", "Link not found"),
-		Entry("in no namespace", "eth0", "/run/netns/absent", "no such network namespace"),
-		Entry("in something else", "eth0", "/proc/version", "not a network namespace"),
+		Entry("for a missing interface", "eth7", "", "Link not found"),
+		Entry("in a missing namespace", "eth0", "/run/netns/absent", "no such network namespace"),
+		Entry("in a file that is not a namespace", "eth0", "/proc/version", "not a network namespace"),
 	)
 
-	It("has no owner when the plugin does not wait for it", Label("lease-add-fails"), func() {
+	It("is not acquired if the plugin ends before it has the answer", Label("lease-add-fails"), func() {
 		s := l.serve()
 		s.set(func(s *server) { s.script = silent })
 		l.start()
 		plugin := l.exec(l.call("ADD", c))
 		Eventually(count(s, discover)).Should(BeNumerically(">", 0))
 		Expect(plugin.Process.Kill()).To(Succeed())
-		By("no client sends requests any more")
+		By("the client no longer sends requests")
 		Eventually(func() string { return l.Fails(l.call("CHECK", c), cni.CodeDrift) }).
 			Should(ContainSubstring("has no lease"))
 		s.set(func(s *server) { s.script = nil })
-		By("a new ADD can begin at once")
+		By("a new ADD can begin immediately")
 		Eventually(func() int { return l.Call(l.call("ADD", c)).Code }).Should(BeZero())
 		l.Succeeds(l.call("DEL", c))
 	})
@@ -174,7 +174,7 @@ var _ = Describe("a lease", func() {
 		Expect(l.records()).To(BeEmpty())
 	})
 
-	It("is called off by DEL", func() {
+	It("is no longer requested after DEL", func() {
 		s := l.serve()
 		s.set(func(s *server) { s.script = silent })
 		l.start()
@@ -206,7 +206,7 @@ var _ = Describe("a lease", func() {
 		Expect(count(s, discover)()).To(Equal(1))
 	})
 
-	It("is renewed and released at the MAC address that the server has by then", func() {
+	It("is renewed and released at the current MAC address of the server", func() {
 		s, d := l.begin(shortLease(60)...)
 		r := l.configure(c)
 		l.server.Cmd("ip", "link", "set", "br0", "address", "02:00:00:00:00:09")
@@ -214,14 +214,14 @@ var _ = Describe("a lease", func() {
 		Eventually(count(s, request)).Should(BeNumerically(">", before+1))
 		Expect(s.messages(discover)).To(HaveLen(1))
 		l.server.Cmd("ip", "link", "set", "br0", "address", "02:00:00:00:00:08")
-		By("also when the main plugin has taken the address off")
+		By("also after the main plugin has removed the address")
 		c.Cmd("ip", "addr", "flush", "dev", "eth0")
 		l.Succeeds(l.withPrevResult("DEL", c, r))
 		Eventually(count(s, release)).Should(Equal(1))
 		Eventually(d.log).Should(gbytes.Say("released.*at=02:00:00:00:00:08"))
 	})
 
-	It("lives on when its interface gets another name and MAC address and is the port of a bridge, as KubeVirt has it",
+	It("is kept when its interface gets another name and MAC address and becomes a bridge port, as in KubeVirt",
 		Label("kubevirt"), func() {
 			l = newLAN6()
 			c = l.container6()
@@ -248,7 +248,7 @@ var _ = Describe("a lease", func() {
 			Expect(s.messages(discover)).To(HaveLen(1))
 			Eventually(func() int {
 				return strings.Count(string(d.log.Contents()), "address=2001:db8::50/128")
-			}).Should(BeNumerically(">", 20), "twice each time: as the router says, and the server")
+			}).Should(BeNumerically(">", 20), "two lines per renewal: after the router's answer and the server's")
 			By("the guest keeps its addresses: others send to it, not to the port")
 			Expect(l.server.Cmd("ip", "neigh", "show", "10.9.0.50")).To(ContainSubstring(mac))
 			Expect(l.server.Cmd("ip", "neigh", "show", own)).To(ContainSubstring(mac))
@@ -315,7 +315,7 @@ var _ = Describe("a lease", func() {
 		}
 	}
 
-	DescribeTable("that is lost and regained has its routes where they were", Label("lease-routes"), func(
+	DescribeTable("that is lost and acquired again has its routes in their former tables", Label("lease-routes"), func(
 		move func(r Result),
 	) {
 		s, _ := l.begin(shortLease(600)...)
@@ -347,7 +347,7 @@ var _ = Describe("a lease", func() {
 		}),
 	)
 
-	It("that is lost and regained has no route that an administrator removed, even with a new daemon", func() {
+	It("that is lost and acquired again has no route that an administrator removed, even with a new daemon", func() {
 		s, d := l.begin(shortLease(600)...)
 		l.configure(c)
 		c.IP("route add default via 10.9.0.1 dev eth0 table 7", "route del default dev eth0 table main")
@@ -369,24 +369,24 @@ var _ = Describe("a lease", func() {
 		Expect(routes("main")()).To(ConsistOf(HavePrefix("10.9.0.0/24 ")))
 	})
 
-	It("has its routes changed where they are, the old ones after the new ones, until that succeeds", func() {
+	It("replaces routes in their tables: it adds new ones, then removes former ones, until that succeeds", func() {
 		s, d := l.begin(shortLease(600)...)
 		l.configure(c)
 		c.IP("route add default via 10.9.0.1 dev eth0 table 100", "route del default dev eth0 table main")
 		s.set(func(s *server) { s.more = append(s.more, dhcpv4.WithRouter(net.IPv4(10, 9, 1, 9))) })
 		Eventually(d.log).Should(gbytes.Say("msg=failed.*route 0.0.0.0/0 via 10.9.1.9.*unreachable"))
 		Expect(routes("100")()).To(Equal([]string{"default via 10.9.0.1"}))
-		By("the new router can be reached by now")
+		By("the new router becomes reachable")
 		c.IP("route add 10.9.1.9 dev eth0")
 		Eventually(routes("100")).Should(Equal([]string{"default via 10.9.1.9"}))
 		Expect(routes("main")()).NotTo(ContainElement(ContainSubstring("default")))
 	})
 
-	It("is dropped when the namespace goes, and nothing of the daemon keeps that", Label("namespace-let-go"), func() {
+	It("is dropped with the namespace, whose deletion the daemon does not prevent", Label("namespace-let-go"), func() {
 		s, d := l.begin() // for an hour: no renewal is needed to see it
 		l.Add(l.call("ADD", c))
 		c.Unpin()
-		By("the kernel takes the pair away")
+		By("the kernel deletes the pair")
 		Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
 		Eventually(d.log).Should(gbytes.Say("dropped"))
 		Eventually(l.records).Should(BeEmpty())
@@ -397,7 +397,7 @@ var _ = Describe("a lease", func() {
 		Expect(count(s, discover)()).To(Equal(2))
 	})
 
-	It("stays in its namespace when the path leads to another one", func() {
+	It("stays in its namespace when the path refers to another one", func() {
 		s, d := l.begin(shortLease(60)...)
 		call := l.withPath(filepath.Join(GinkgoT().TempDir(), "ns"), "ADD", c)
 		Expect(os.Symlink(c.Path, call.Netns)).To(Succeed())
@@ -413,7 +413,7 @@ var _ = Describe("a lease", func() {
 		Expect(l.Fails(call, cni.CodeDrift)).To(ContainSubstring("in another namespace than"))
 	})
 
-	DescribeTable("is kept while a process has the namespace, which has lost its path, and given back then",
+	DescribeTable("is kept while a process uses the namespace without a path, and released afterwards",
 		Label("lease-namespace"), func(again bool) {
 			s, d := l.begin(shortLease(600)...)
 			l.configure(c)
@@ -431,13 +431,13 @@ var _ = Describe("a lease", func() {
 			Eventually(count(s, request)).Should(BeNumerically(">", before+1))
 			Expect(l.records()).To(HaveLen(1))
 			Expect(count(s, release)()).To(BeZero())
-			By("it has the address no more when the server may lend it again")
+			By("the interface loses the address before the server can lease it again")
 			Expect(inside.Process.Kill()).To(Succeed())
 			Eventually(count(s, release)).Should(Equal(1))
 			Eventually(l.records).Should(BeEmpty())
 			fd := fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), descriptor.Fd())
 			Expect(l.Cmd("nsenter", fd, "ip", "-4", "-o", "addr", "show", "eth0")).To(BeEmpty())
-			By("and nothing of the daemon keeps the namespace")
+			By("the daemon does not keep the namespace")
 			Expect(descriptor.Close()).To(Succeed())
 			Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
 		},
@@ -445,7 +445,7 @@ var _ = Describe("a lease", func() {
 		Entry("by the next daemon, which finds it again", Label("slow"), true),
 	)
 
-	It("is given back when the only process in the namespace ends, which has lost its path before", func() {
+	It("is released when the last process in a namespace without a path ends", func() {
 		s, d := l.begin() // for an hour: no renewal is needed to see it
 		inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
 		l.Add(l.call("ADD", c))
@@ -458,7 +458,7 @@ var _ = Describe("a lease", func() {
 		Expect(sysctl.Uptime() - killed).To(BeNumerically("<", useInterval/2))
 	})
 
-	Describe("of which the daemon may not read all processes", Label("lease-unseen"), func() {
+	Describe("in a namespace whose processes the daemon cannot read", Label("lease-unseen"), func() {
 		// startBlind starts a daemon that cannot read other processes, as under some security modules.
 		startBlind := func() *daemonRun {
 			GinkgoHelper()
@@ -482,7 +482,7 @@ var _ = Describe("a lease", func() {
 			Expect(warnings(d)).To(Equal(1))
 		})
 
-		DescribeTable("ends at its time: the address goes, and the namespace", func(again bool) {
+		DescribeTable("ends when it expires: the address is removed, and the namespace is not kept", func(again bool) {
 			s := l.serve(shortLease(4)...)
 			d := startBlind()
 			l.configure(c)
@@ -512,7 +512,7 @@ var _ = Describe("a lease", func() {
 		)
 	})
 
-	It("is another one in another namespace", func() {
+	It("is a new one in a new namespace", func() {
 		s, _ := l.begin()
 		l.Add(l.call("ADD", c))
 		l.Add(l.withPath(l.container().Path, "ADD", c))
@@ -520,7 +520,7 @@ var _ = Describe("a lease", func() {
 		Expect(l.records()).To(HaveLen(1))
 	})
 
-	It("is one for each interface and network", func() {
+	It("is separate for each interface and network", func() {
 		l.begin()
 		l.plug(c, "eth1")
 		one, two := l.Add(l.call("ADD", c)), l.call("ADD", c)
@@ -558,7 +558,7 @@ var _ = Describe("a lease", func() {
 		}).Should(Equal(60))
 	})
 
-	It("is collected where its attachment is not valid", func() {
+	It("is collected if its attachment is not valid", func() {
 		s, _ := l.begin()
 		l.Add(l.call("ADD", c))
 		other := l.container()
@@ -596,7 +596,7 @@ var _ = Describe("a packet", func() {
 })
 
 var _ = Describe("a change", func() {
-	It("touches nothing that was so before", func() {
+	It("keeps unchanged addresses and routes", func() {
 		c := nstest.NewNetns()
 		c.IP("link add eth0 type veth peer name other", "link set other up", "addr add 10.9.0.50/24 dev eth0",
 			"link set eth0 up", "route add 192.0.2.0/24 via 10.9.0.1", "route add 198.51.100.0/24 via 10.9.0.1",
@@ -612,7 +612,7 @@ var _ = Describe("a change", func() {
 			return l.result(options{})
 		}
 		link := linkOf(c)
-		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
+		c.Cmd("ip", "route", "del", "192.0.2.0/24") // as an administrator may
 		was, is := with("192.0.2.0/24", "198.51.100.0/24"), with("192.0.2.0/24", "100.64.0.0/10")
 		Expect(link.apply(nstest.Must(link.findRoutes(was)), was, is)).To(Succeed())
 		var routes []struct{ Dst string }
@@ -622,7 +622,7 @@ var _ = Describe("a change", func() {
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
 	})
 
-	It("of an IPv6 prefix leaves the routes that the kernel makes", func() {
+	It("of an IPv6 prefix leaves the same routes as the kernel", func() {
 		c := nstest.NewNetns()
 		c.IP("link add eth0 type veth peer name other", "link set other up", "link set eth0 up")
 		on := func(prefix string) *cni.Result {
@@ -631,7 +631,7 @@ var _ = Describe("a change", func() {
 		link, none, was, is := linkOf(c), &cni.Result{}, on("2001:db8:1::2/64"), on("2001:db8:2::2/64")
 		Expect(link.apply(nil, none, was)).To(Succeed())
 		Expect(link.apply(nstest.Must(link.findRoutes(was)), was, is)).To(Succeed())
-		c.IP("addr add 2001:db8:3::2/64 dev eth0") // as the kernel alone does it
+		c.IP("addr add 2001:db8:3::2/64 dev eth0") // whose routes the kernel adds
 		routes := strings.Split(strings.TrimSpace(c.Cmd("ip", "-6", "route", "show", "root", "2001:db8::/32")), "\n")
 		Expect(routes).To(HaveLen(2))
 		Expect(routes[0]).To(Equal(strings.Replace(routes[1], "2001:db8:3::", "2001:db8:2::", 1)))
@@ -643,7 +643,7 @@ var _ = Describe("without a daemon", func() {
 	var c *nstest.Host
 	BeforeEach(func() { l, c = newClient() })
 
-	It("ADD, CHECK, STATUS say so; DEL and GC succeed, and no later daemon has the leases", Label("no-daemon"), func() {
+	It("ADD, CHECK, STATUS fail; DEL and GC succeed, and no later daemon has the leases", Label("no-daemon"), func() {
 		s, other := l.serve(), l.container()
 		absent := "error dialing DHCP daemon: dial unix " + l.socket + ": connect: "
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(HavePrefix(absent +
@@ -684,7 +684,7 @@ var _ = Describe("without a daemon", func() {
 		Expect(l.records()).To(BeEmpty())
 	})
 
-	It("DEL of what has no lease needs no lock", func() {
+	It("DEL of an attachment without a lease needs no lock", func() {
 		l.start()
 		l.Do(func() {
 			s := nstest.Must(recordsFor(leaseRoot, l.socket).Open(context.Background()))
@@ -693,7 +693,7 @@ var _ = Describe("without a daemon", func() {
 		l.Succeeds(l.call("DEL", c))
 	})
 
-	It("no call waits for one that hangs", Label("slow"), func() {
+	It("no call waits for a daemon that hangs", Label("slow"), func() {
 		d := l.start()
 		Expect(d.Process.Signal(syscall.SIGSTOP)).To(Succeed())
 		Eventually(func() (string, error) {
@@ -716,24 +716,24 @@ var _ = Describe("a configuration", func() {
 		return parseConfig([]byte(`{"ipam": {"type": "dhcp", `+ipam+`}}`), "A=b=c;;D;E=f")
 	}
 
-	It("asks for subnet mask, routers and resolver settings", func() {
+	It("requests subnet mask, routers and resolver settings", func() {
 		cfg := nstest.Must(parse(`"dns": null`))
 		Expect(cfg.Request).To(Equal([]byte{1, 3, 6, 15, 119}))
 		Expect(cfg.socket).To(Equal("/run/cni/dhcp.sock"))
 	})
 
-	It("may ask for less", func() {
+	It("can request fewer options", func() {
 		cfg := nstest.Must(parse(`"dns": false,
 			"request": [{"option": "12", "skipDefault": true}, {"option": "routers"}]`))
 		Expect(cfg.Request).To(Equal([]byte{3, 12}))
 	})
 
-	DescribeTable("passes over an entry without an option, but for skipDefault", func(request string, want ...byte) {
+	DescribeTable("ignores an entry without an option, except for skipDefault", func(request string, want ...byte) {
 		Expect(nstest.Must(parse(`"dns": false, "request": [` + request + `]`)).Request).To(Equal(want))
 	},
-		Entry("that asks for less", `{"skipDefault": true}, {"option": "12"}`, byte(12)),
-		Entry("that asks for nothing, as the reference does", `{"skipDefault": true}`, byte(1), byte(3)),
-		Entry("that does not, as in the reference's manual", `{"skipDefault": false}`, byte(1), byte(3)),
+		Entry("that requests less", `{"skipDefault": true}, {"option": "12"}`, byte(12)),
+		Entry("that requests nothing, as in the reference", `{"skipDefault": true}`, byte(1), byte(3)),
+		Entry("without effect, as in the reference's manual", `{"skipDefault": false}`, byte(1), byte(3)),
 		Entry("that is empty", `{"option": ""}, {"option": null}`, byte(1), byte(3)),
 	)
 
@@ -745,22 +745,22 @@ var _ = Describe("a configuration", func() {
 		Expect(err).To(MatchError("ipam: is missing"))
 	})
 
-	DescribeTable("of the daemon has the usual socket", func(args ...string) {
+	DescribeTable("of the daemon has a default socket", func(args ...string) {
 		f := nstest.Must(parseFlags(skel.Env{Args: append([]string{"daemon"}, args...), Stderr: GinkgoWriter}))
 		Expect(f.socket).To(Equal(defaultSocket))
 	},
 		Entry("without a flag"),
-		Entry("where the flag is empty", "-socketpath", ""),
+		Entry("with an empty flag", "-socketpath", ""),
 	)
 
-	It("has a client ID that no server chokes on", func() {
+	It("has a client ID of at most 255 bytes", func() {
 		id := clientID(cni.Attachment{Network: "dn", ContainerID: "c1", IfName: "eth0"})
 		Expect(fmt.Sprintf("%q", id)).To(Equal(`"\x00c1/dn/eth0"`))
 		Expect(clientID(cni.Attachment{ContainerID: strings.Repeat("x", 300)})).To(HaveLen(255))
 	})
 })
 
-var _ = It("is listed until DEL, without the daemon too, and the list changes nothing", func() {
+var _ = It("is listed until DEL, also without the daemon, and the list changes nothing", func() {
 	l := newLAN()
 	_, d := l.begin()
 	i := -1

@@ -316,14 +316,14 @@ func (r *gobReader) value(id int, v reflect.Value) {
 		r.elements(t.Array.Elem, v)
 	case t.Slice != nil:
 		r.elements(t.Slice.Elem, v)
-	case t.Map != nil:
+	case t.Map != nil: // only skipped: v is not valid, because no struct of rpc.go has a map
 		for n := r.uint(); n > 0 && r.err == nil; n-- {
 			r.value(t.Map.Key, v)
 			r.value(t.Map.Elem, v)
 		}
 	case t.Struct != nil:
 		r.fields(t.Struct.Fields, v)
-	case t != gobType{}:
+	case t != gobType{}: // Gob, Binary or Text, which are also only skipped
 		r.bytes()
 	default:
 		r.basic(id, v)

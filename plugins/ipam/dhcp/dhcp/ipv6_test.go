@@ -29,7 +29,7 @@ func newLAN6() *lan {
 		"link set br0 down", "link set br0 address 02:00:00:00:00:02 addrgenmode eui64", "link set br0 up",
 		"addr add 2001:db8::1/64 dev br0 nodad", "link set lo up", "addr add 2001:db8:1::1/128 dev lo")
 	isUp(l.server, "br0", "far0")
-	for _, name := range []string{"br0", "far0"} { // from which they send
+	for _, name := range []string{"br0", "far0"} { // the addresses from which they send
 		LinkLocal(l.server, name)
 	}
 	return l
@@ -47,7 +47,7 @@ func (l *lan) container6() *nstest.Host {
 func (l *lan) kea(pool string) *gbytes.Buffer {
 	GinkgoHelper()
 	nstest.NeedProgram("kea-dhcp6")
-	l.server.SetSysctl("net/ipv6/conf/far0/forwarding", "0") // nor does it hear solicitations of routers
+	l.server.SetSysctl("net/ipv6/conf/far0/forwarding", "0") // otherwise, it would receive router solicitations
 	dir := GinkgoT().TempDir()
 	conf := fmt.Sprintf(`{"Dhcp6": {"interfaces-config": {"interfaces": ["far0"]},
 		"lease-database": {"type": "memfile", "name": "%[1]s/leases"}, "server-id": {"type": "LL", "persist": false},
@@ -72,7 +72,7 @@ func (l *lan) radvd(prefix string) {
 		prefix + " }; RDNSS fe80::1 { }; DNSSL radvd.example { }; };"
 	Expect(os.WriteFile(dir+"/conf", []byte(conf), 0o600)).To(Succeed())
 	program(l.server, "radvd", "-n", "-C", dir+"/conf", "-m", "stderr", "-p", dir+"/pid")
-	// From the time when it has its socket, it answers solicitations.
+	// It answers solicitations once it has its socket.
 	Eventually(func() string { return l.server.Cmd("cat", "/proc/net/raw6") }).Should(ContainSubstring(":003A "))
 }
 
@@ -87,14 +87,14 @@ func globalAddrs(c *nstest.Host) []string {
 }
 
 var _ = Describe("IPv6", func() {
-	It("comes from kea, by the router that radvd advertises, beside IPv4, and goes back", Label("ipv6-dhcp"), func() {
+	It("gets a lease from kea in addition to IPv4, renews it and releases it", Label("ipv6-dhcp"), func() {
 		nstest.Need("macvlan")
 		l, c := newLAN6(), nstest.NewNetns()
 		l.IP("link add up0 type veth peer name port9 netns "+l.server.Name, "link set up0 up")
 		l.server.IP("link set port9 up master br0")
 		four := l.serve()
 		log := l.kea("2001:db8::50-2001:db8::50")
-		l.radvd("AdvAutonomous on;") // which the kernel would take, too
+		l.radvd("AdvAutonomous on;") // which the kernel would also use
 		d := l.start("-resendtimeout", "20s")
 		l.keys = `"ipv6": "dhcp"`
 		program := nstest.Build("macvlan")
@@ -114,7 +114,7 @@ var _ = Describe("IPv6", func() {
 		Expect(r.IPs[1].Gateway).To(Equal("fe80::ff:fe00:2"))
 		Expect(r.DNS).To(HaveKeyWithValue("nameservers", ConsistOf("2001:db8::53", "fe80::1%eth0")))
 		Expect(r.DNS).To(HaveKeyWithValue("search", ConsistOf("kea.example", "radvd.example")))
-		Expect(globalAddrs(c)).To(Equal([]string{"2001:db8::50/128"}), "nothing of the kernel's")
+		Expect(globalAddrs(c)).To(Equal([]string{"2001:db8::50/128"}), "no address from the kernel")
 		for _, to := range []string{"10.9.0.1", "2001:db8::1", "2001:db8:1::1"} {
 			c.Cmd("ping", "-c1", "-w40", to)
 		}
@@ -158,7 +158,7 @@ var _ = Describe("IPv6", func() {
 		Expect(globalAddrs(c)).To(HaveLen(2))
 	})
 
-	It("is formed of the prefix that radvd advertises, where the kernel had IPv6 off", Label("ipv6-slaac"), func() {
+	It("gets an address in the prefix that radvd advertises, although IPv6 was disabled", Label("ipv6-slaac"), func() {
 		l := newLAN6()
 		l.radvd("")
 		d := l.start("-resendtimeout", "20s")
@@ -175,14 +175,14 @@ var _ = Describe("IPv6", func() {
 		Expect(globalAddrs(c)).To(HaveLen(1))
 		l.Succeeds(l.withPrevResult("CHECK", c, r))
 		Expect(l.Fails(l.call("ADD", c), cni.CodeExists)).To(ContainSubstring("has a lease already"))
-		By("DEL takes the record without a daemon, too")
+		By("DEL also removes the record without a daemon")
 		d.end(syscall.SIGKILL)
 		Expect(l.records()).To(HaveLen(1))
 		Expect(l.Call(l.withPrevResult("DEL", c, r)).Code).To(BeZero())
 		Expect(l.records()).To(BeEmpty())
 	})
 
-	It("that was lost is formed again by the next daemon", Label("ipv6-slaac", "slow"), func() {
+	It("gets a lost address again with the next daemon", Label("ipv6-slaac", "slow"), func() {
 		l := newLAN6()
 		c := l.container6()
 		l.keys = `"ipv4": false, "ipv6": "slaac"`
@@ -199,7 +199,7 @@ var _ = Describe("IPv6", func() {
 		l.Succeeds(l.call("DEL", c))
 	})
 
-	DescribeTable("that cannot be had fails ADD, which gives the IPv4 lease back", Label("ipv6-add-fails"), func(
+	DescribeTable("that is not available fails ADD, which releases the IPv4 lease", Label("ipv6-add-fails"), func(
 		prepare func(l *lan), want string,
 	) {
 		l := newLAN6()
@@ -226,15 +226,15 @@ var _ = Describe("IPv6", func() {
 		}, `the DHCPv6 server refuses: NoAddrsAvail "`),
 	)
 
-	It("ends ADD at once where it cannot be had, whatever IPv4 still waits for", func() {
+	It("fails ADD immediately if it is not possible, while IPv4 still waits", func() {
 		l := newLAN6()
 		l.Cmd("sh", "-ec", "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys")
-		l.start("-resendtimeout", "4s") // nobody answers
+		l.start("-resendtimeout", "4s") // no server answers
 		l.keys = `"ipv6": "dhcp"`
 		Expect(l.Fails(l.call("ADD", l.container6()), cni.CodeTryAgain)).To(ContainSubstring("read-only file system"))
 	})
 
-	It("is refused by the reference's daemon, which gives only IPv4", Label("dhcp-reference"), func() {
+	It("is code 2 with the reference's daemon, which supports only IPv4", Label("dhcp-reference"), func() {
 		l := newLAN6()
 		l.serve()
 		c := l.container6()
@@ -246,7 +246,7 @@ var _ = Describe("IPv6", func() {
 		Eventually(log).Should(gbytes.Say("releasing lease"))
 	})
 
-	DescribeTable("is asked for by a configuration", func(ipam, want string) {
+	DescribeTable("is requested by a configuration", func(ipam, want string) {
 		cfg, err := parseConfig([]byte(`{"ipam": {"type": "dhcp", `+ipam+`}}`), "")
 		if err != nil {
 			Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
@@ -259,9 +259,9 @@ var _ = Describe("IPv6", func() {
 		}
 		Expect(strings.Join(asked, ",")).To(Equal(want))
 	},
-		Entry("not without the key", `"dns": false`, ""),
-		Entry("beside IPv4", `"ipv6": "dhcp"`, ",dhcp"),
-		Entry("alone", `"ipv4": false, "ipv6": "slaac"`, "slaac"),
+		Entry("without the key: no", `"dns": false`, ""),
+		Entry("in addition to IPv4", `"ipv6": "dhcp"`, ",dhcp"),
+		Entry("without IPv4", `"ipv4": false, "ipv6": "slaac"`, "slaac"),
 		Entry("with another value, which is refused", `"ipv6": "auto"`, `ipam.ipv6: "auto"`),
 		Entry("without any family, which is refused", `"ipv4": false`, "ipam.ipv4: false"),
 	)

@@ -145,7 +145,7 @@ func (c unicastConn) WriteTo(b []byte, _ net.Addr) (int, error) {
 // nil.
 func (l *link) send(ctx context.Context, p *packet) (hop net.HardwareAddr, err error) {
 	dst := nclient4.BroadcastMac
-	if p.nextHop.IsValid() && len(l.MAC) == len(dst) {
+	if p.nextHop.IsValid() && len(l.MAC) == len(dst) { // ARP is only used with Ethernet addresses
 		mac := l.MAC
 		if l.Master != 0 { // a bridge port: a virtual machine behind it has the lease's addresses
 			mac = p.message.ClientHWAddr
@@ -259,8 +259,8 @@ func (l *link) removeKernelConfig() error {
 	routes, err := l.conn.Routes(l.Index, unix.AF_INET6)
 	errs = append(errs, err)
 	for _, r := range routes {
-		isPrefix := r.Protocol == unix.RTPROT_KERNEL && r.Table == unix.RT_TABLE_MAIN
-		if r.Protocol == unix.RTPROT_RA || isPrefix && !staticPrefixes[r.Dst] {
+		isAddrRoute := r.Protocol == unix.RTPROT_KERNEL && r.Table == unix.RT_TABLE_MAIN
+		if r.Protocol == unix.RTPROT_RA || isAddrRoute && !staticPrefixes[r.Dst] {
 			errs = append(errs, l.conn.DelRoute(r))
 		}
 	}

@@ -64,8 +64,8 @@ type machine struct {
 
 const (
 	minPause  = 250 * time.Millisecond
-	maxTries  = 4  // transmissions of a REQUEST after an OFFER or a restart
-	fastTries = 16 // transmissions of a DISCOVER with short pauses
+	maxTries  = 4  // transmissions in REQUESTING, in INIT-REBOOT and, with a lease, in SOLICITING
+	fastTries = 16 // transmissions of a message with short pauses; later pauses are flags.maxPause
 )
 
 // enter changes the state. Answers to earlier messages are ignored from now on, except in REQUESTING, which continues

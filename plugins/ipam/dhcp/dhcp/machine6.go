@@ -107,12 +107,11 @@ func (m *machine6) finishSoliciting(now time.Duration) {
 	l := *m.lease.v6
 	l.raState = m.ra
 	m.lease = newLease6(l, m.lease.since)
-	switch {
-	case l.Server == nil || now < l.Renew:
-		m.enterBound()
-	default:
+	if l.Server != nil && now >= l.Renew {
 		m.enter(renewing, now) // tick changes it to rebinding if necessary
+		return
 	}
+	m.enterBound()
 }
 
 // message returns the DHCPv6 message of the current state.

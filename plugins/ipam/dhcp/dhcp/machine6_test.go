@@ -133,7 +133,7 @@ func (l *life6) bind6() {
 }
 
 var _ = Describe("the machine of IPv6", func() {
-	It("asks a router, then servers; renews at T1, asks all at T2, and ends", Label("ipv6-times"), func() {
+	It("solicits a router, then servers; renews at T1, rebinds at T2, and expires", Label("ipv6-times"), func() {
 		l := newLife6(modeDHCP)
 		for range maxTries + 2 {
 			said, _ := l.nextMessage()
@@ -150,7 +150,7 @@ var _ = Describe("the machine of IPv6", func() {
 			Expect(l.lease).NotTo(BeNil())
 			l.nextMessage()
 		}
-		By("a router that is silent does not hinder")
+		By("renewal continues although the router does not answer")
 		Expect(l.state).To(Equal(renewing))
 		_, asks := l.nextMessage()
 		Expect([]any{asks.kind, asks.server, asks.addr}).To(Equal([]any{renew6, server6, lent6.Addr()}))
@@ -169,7 +169,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.state).To(Equal(soliciting))
 	})
 
-	It("has another server's answer to a Rebind", func() {
+	It("accepts another server's answer to a Rebind", func() {
 		l := newLife6(modeDHCP)
 		l.bind6()
 		for l.state != rebinding {
@@ -180,7 +180,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.lease.v6.Server).To(Equal([]byte("other")))
 	})
 
-	It("asks the server that has lost the lease for it, and says why one refuses", Label("ipv6-status"), func() {
+	It("requests the address again from a server that lost the lease", Label("ipv6-status"), func() {
 		l := newLife6(modeDHCP)
 		l.bind6()
 		for l.state != renewing {
@@ -195,7 +195,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.lease).NotTo(BeNil(), "until its end")
 	})
 
-	DescribeTable("is moved by nothing but the answer of the server that it asked", Label("hostile-server"), func(
+	DescribeTable("ignores all messages except the answer of its server", Label("hostile-server"), func(
 		change func(a *answerOf),
 	) {
 		l := newLife6(modeDHCP)
@@ -220,16 +220,16 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("another interface", func(a *answerOf) { a.iaid[0]++ }),
 		Entry("a multicast address", func(a *answerOf) { a.addr = netip.MustParseAddr("ff0e::1") }),
 		Entry("a link-local address", func(a *answerOf) { a.addr = own6 }),
-		Entry("an address of IPv4", func(a *answerOf) { a.addr = netip.MustParseAddr("::ffff:10.9.0.1") }),
-		Entry("no time", func(a *answerOf) { a.preferred, a.valid = 0, 0 }),
-		Entry("more time to prefer than to live", func(a *answerOf) { a.preferred = 9000 }),
+		Entry("an IPv4 address", func(a *answerOf) { a.addr = netip.MustParseAddr("::ffff:10.9.0.1") }),
+		Entry("no lifetime", func(a *answerOf) { a.preferred, a.valid = 0, 0 }),
+		Entry("a preferred lifetime longer than the valid one", func(a *answerOf) { a.preferred = 9000 }),
 		Entry("T1 after T2", func(a *answerOf) { a.t1, a.t2 = 9, 8 }),
-		Entry("an option that is longer than all", func(a *answerOf) { a.more = []byte{0, 99, 0xff, 0xff, 1} }),
-		Entry("an IA that is cut short", func(a *answerOf) { a.more = option6(nil, optIANA, a.iaid[:]...) }),
-		Entry("a status of all", func(a *answerOf) { a.more = option6(nil, optStatus, 0, 1) }),
+		Entry("an option that is longer than the message", func(a *answerOf) { a.more = []byte{0, 99, 0xff, 0xff, 1} }),
+		Entry("a truncated IA", func(a *answerOf) { a.more = option6(nil, optIANA, a.iaid[:]...) }),
+		Entry("a status of the whole message", func(a *answerOf) { a.more = option6(nil, optStatus, 0, 1) }),
 		Entry("an unknown status", func(a *answerOf) { a.status = 6 }),
-		Entry("a status that is cut short", func(a *answerOf) { a.more = option6(nil, optStatus, 0) }),
-		Entry("an address that is cut short", func(a *answerOf) {
+		Entry("a truncated status", func(a *answerOf) { a.more = option6(nil, optStatus, 0) }),
+		Entry("a truncated address", func(a *answerOf) {
 			cut := option6(append(a.iaid[:], make([]byte, 8)...), optAddress, make([]byte, 23)...)
 			a.addr, a.more = netip.Addr{}, option6(nil, optIANA, cut...)
 		}),
@@ -240,7 +240,7 @@ var _ = Describe("the machine of IPv6", func() {
 		}),
 	)
 
-	It("takes no Reply of a server that it did not ask", Label("hostile-server"), func() {
+	It("ignores a Reply of a server to which it sent no Request", Label("hostile-server"), func() {
 		l := newLife6(modeDHCP)
 		l.nextMessage()
 		l.hear6(ra(router6))
@@ -259,7 +259,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.lease).To(BeNil())
 	})
 
-	DescribeTable("takes no advertisement", Label("hostile-server"), func(change func(packet []byte) []byte) {
+	DescribeTable("ignores an advertisement", Label("hostile-server"), func(change func(packet []byte) []byte) {
 		l := newLife6(modeSLAAC)
 		l.nextMessage()
 		l.hear6(change(ra(router6, pio("2001:db8::", both, 1800, 3600))))
@@ -267,11 +267,11 @@ var _ = Describe("the machine of IPv6", func() {
 		l.hear6(ra(router6, pio("2001:db8::", both, 1800, 3600)))
 		Expect(l.lease.String()).To(Equal("2001:db8::2/64"))
 	},
-		Entry("that a router passed on", func(b []byte) []byte { b[7]--; return b }),
-		Entry("from afar", func(b []byte) []byte { b[8] = 0x20; return b }),
+		Entry("that a router forwarded", func(b []byte) []byte { b[7]--; return b }),
+		Entry("from another link", func(b []byte) []byte { b[8] = 0x20; return b }),
 		Entry("with a code", func(b []byte) []byte { b[41] = 1; return b }),
 		Entry("with an option without length", func(b []byte) []byte { b[57] = 0; return b }),
-		Entry("with an option that is longer than all", func(b []byte) []byte { b[57] = 5; return b }),
+		Entry("with an option that is longer than the message", func(b []byte) []byte { b[57] = 5; return b }),
 		Entry("whose prefix has 63 bits", func(b []byte) []byte { b[58] = 63; return b }),
 		Entry("whose prefix is for DHCPv6", func(b []byte) []byte { b[59] = onLinkOnly; return b }),
 		Entry("whose prefix option is too short", func(b []byte) []byte {
@@ -281,11 +281,11 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("that ends in half an option", func(b []byte) []byte {
 			return buildPacket6(unix.IPPROTO_ICMPV6, router6, own6, append(b[40:len(b):len(b)], raPrefix))
 		}),
-		Entry("without all of its head", func(b []byte) []byte {
+		Entry("with a truncated header", func(b []byte) []byte {
 			return buildPacket6(unix.IPPROTO_ICMPV6, router6, own6, b[40:55])
 		}),
 		Entry("whose prefix is multicast", func(b []byte) []byte { b[72] = 0xff; return b }),
-		Entry("that is cut short", func(b []byte) []byte { return b[:len(b)-1] }),
+		Entry("that is truncated", func(b []byte) []byte { return b[:len(b)-1] }),
 	)
 
 	It("has no more addresses than the kernel would have, whatever routers advertise", Label("hostile-server"), func() {
@@ -302,12 +302,12 @@ var _ = Describe("the machine of IPv6", func() {
 		}
 	})
 
-	It("keeps the addresses of prefixes fresh, each until its end", Label("ipv6-slaac-times"), func() {
+	It("extends the lifetimes of addresses, and removes each at its end", Label("ipv6-slaac-times"), func() {
 		l := newLife6(modeSLAAC)
 		l.nextMessage()
 		l.hear6(ra(router6, pio("2001:db8::", both, 1800, 3600), pio("2001:db8:2::", both, 1800, 7200)))
 		Expect(l.lease.String()).To(Equal("2001:db8::2/64 2001:db8:2::2/64"))
-		By("another router is not heard while the first one may answer")
+		By("another router is ignored while the first one may answer")
 		other := netip.MustParseAddr("fe80::9")
 		l.nextMessage()
 		l.hear6(ra(other, pio("2001:db8:9::", both, 1800, 3600)))
@@ -323,8 +323,8 @@ var _ = Describe("the machine of IPv6", func() {
 			}
 		}
 		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64"))
-		Expect(had.String()).To(Equal("2001:db8::2/64 2001:db8:2::2/64"), "of what the interface has")
-		By("a silent router is replaced")
+		Expect(had.String()).To(Equal("2001:db8::2/64 2001:db8:2::2/64"), "the interface's lease is not modified")
+		By("a router that does not answer is replaced")
 		for range 3 {
 			l.nextMessage()
 		}
@@ -342,10 +342,10 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.tick(1000 * time.Second)).To(BeFalse())
 		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64"))
 		Expect(l.nextMessage()).To(Equal(soliciting))
-		Expect(l.now).To(BeNumerically("~", 30*time.Minute+500*time.Second, 10*time.Second), "the router, at its time")
+		Expect(l.now).To(BeNumerically("~", 30*time.Minute+500*time.Second, 10*time.Second), "at the router's time")
 	})
 
-	It("hears no earlier answer, asks again without one, and waits where one refuses", Label("ipv6-status"), func() {
+	It("ignores answers to earlier messages, and waits after a refusal", Label("ipv6-status"), func() {
 		l := newLife6(modeDHCP)
 		l.nextMessage()
 		l.hear6(ra(router6))
@@ -380,7 +380,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.state).To(Equal(bound), "before T1")
 		Expect(l.lease.v6.OnLink).To(Equal([]netip.Prefix{netip.MustParsePrefix("2001:db8:5::/64")}))
 		l.hear6(ra(router6))
-		Expect(l.lease.v6.OnLink).NotTo(BeEmpty(), "what nobody asked for")
+		Expect(l.lease.v6.OnLink).NotTo(BeEmpty(), "an unsolicited advertisement")
 		l.lease.v6.Renew, l.lease.v6.Rebind = l.now, l.now+time.Hour
 		for range maxTries + 1 {
 			l.nextMessage()
@@ -392,7 +392,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.state).To(Equal(renewing), "a server that has not lost the lease")
 	})
 
-	DescribeTable("has the server's times, or those that follow from the address's", Label("ipv6-times"), func(
+	DescribeTable("has the server's times, or times derived from the address's lifetimes", Label("ipv6-times"), func(
 		t1, t2, preferred, valid uint32, renew, rebind int,
 	) {
 		l := newLife6(modeDHCP)
@@ -418,7 +418,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("only an early T2", uint32(0), uint32(100), uint32(1000), uint32(2000), 100, 100),
 	)
 
-	DescribeTable("gives the interface what router and server say", Label("ipv6-result"), func(
+	DescribeTable("returns the data of router and server as the result", Label("ipv6-result"), func(
 		change func(l *lease6, o *options), want string,
 	) {
 		l := lease6{raState: raState{LinkLocal: own6, Router: router6, IsDefault: true,
@@ -431,7 +431,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("all", func(*lease6, *options) {}, `"ips": [{"address": "2001:db8::50/128", "gateway": "fe80::1"}],
 			"routes": [{"dst": "2001:db8::/64", "scope": 253, "priority": 7}, {"dst": "::/0", "gw": "fe80::1",
 				"priority": 7}], "dns": {"domain": "x"}`),
-		Entry("of a router that is no default router", func(l *lease6, _ *options) { l.IsDefault = false },
+		Entry("of a router that is not a default router", func(l *lease6, _ *options) { l.IsDefault = false },
 			`"ips": [{"address": "2001:db8::50/128"}],
 			"routes": [{"dst": "2001:db8::/64", "scope": 253, "priority": 7}], "dns": {"domain": "x"}`),
 		Entry("with an address of the prefix, without resolvers", func(l *lease6, o *options) {
@@ -440,14 +440,14 @@ var _ = Describe("the machine of IPv6", func() {
 			"routes": [{"dst": "::/0", "gw": "fe80::1", "priority": 7}]`),
 	)
 
-	It("asks again before the first of its addresses ends, and ends with the last", Label("ipv6-times"), func() {
+	It("is renewed before its first address ends, and expires with the last one", Label("ipv6-times"), func() {
 		of := lease6{raState: raState{LinkLocal: own6, Router: router6, Refresh: 300}, Addrs: []addr6{{lent6, 200},
 			{lent6, 100}}}
 		l := newLease6(of, 0)
 		Expect([]time.Duration{l.renew, l.rebind, l.expiry}).To(Equal([]time.Duration{100, 200, 200}))
 	})
 
-	DescribeTable("has no lease of a record", func(change func(l *lease6)) {
+	DescribeTable("reads no lease from a record", func(change func(l *lease6)) {
 		l := lease6{raState: raState{LinkLocal: own6, Router: router6}, Addrs: []addr6{{lent6, time.Hour}}}
 		kept, r := lease{v6: &l}, record{Client: *newLife6(modeDHCP).id}
 		Expect(r.decodeLease(kept.encode())).NotTo(BeNil())
@@ -455,15 +455,15 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(r.decodeLease(kept.encode())).To(BeNil())
 	},
 		Entry("without address", func(l *lease6) { l.Addrs = nil }),
-		Entry("with one that no interface can have", func(l *lease6) {
+		Entry("with an address that no interface can have", func(l *lease6) {
 			l.Addrs = []addr6{{netip.MustParsePrefix("ff02::1/128"), time.Hour}}
 		}),
-		Entry("with none in fact", func(l *lease6) { l.Addrs = []addr6{{Until: time.Hour}} }),
+		Entry("with an empty address", func(l *lease6) { l.Addrs = []addr6{{Until: time.Hour}} }),
 		Entry("without router", func(l *lease6) { l.Router = netip.Addr{} }),
 		Entry("without its link-local address", func(l *lease6) { l.LinkLocal = lent6.Addr() }),
 	)
 
-	It("takes a router that is no default router where no other answers", Label("ipv6-slaac"), func() {
+	It("accepts a router that is not a default router if no other one answers", Label("ipv6-slaac"), func() {
 		l := newLife6(modeSLAAC)
 		silent := ra(router6, pio("2001:db8::", both, 1800, 3600))
 		silent[46], silent[47] = 0, 0 // its lifetime
@@ -477,7 +477,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.sendRelease(nil)).To(Equal("no server"))
 	})
 
-	It("forms an address of each prefix that is for that, and has routes to those on the link", Label("ipv6-slaac"),
+	It("forms an address in each autonomous prefix, and has routes to on-link prefixes", Label("ipv6-slaac"),
 		func() {
 			l := newLife6(modeSLAAC)
 			l.nextMessage()
@@ -493,7 +493,7 @@ var _ = Describe("the machine of IPv6", func() {
 				netip.MustParsePrefix("2001:db8:3::/64")}))
 		})
 
-	DescribeTable("has an address until the time that the router says last, but not less than two hours",
+	DescribeTable("has an address until the advertised time, which cannot be reduced below two hours",
 		Label("ipv6-slaac-times"), func(first, then, until uint32) {
 			l := newLife6(modeSLAAC)
 			l.nextMessage()
@@ -512,7 +512,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("less than is left", uint32(3600), uint32(60), uint32(1800)),
 	)
 
-	DescribeTable("asks the router again after half of its shortest time", Label("ipv6-slaac-times"), func(
+	DescribeTable("solicits the router again after half of its shortest lifetime", Label("ipv6-slaac-times"), func(
 		lifetime uint16, preferred, valid uint32, after time.Duration,
 	) {
 		l := newLife6(modeSLAAC)
@@ -521,7 +521,7 @@ var _ = Describe("the machine of IPv6", func() {
 		binary.BigEndian.PutUint16(advert[46:], lifetime)
 		l.hear6(advert)
 		Expect(l.lease.renew - l.now).To(Equal(after))
-		By("a silent one keeps what it said")
+		By("the advertisement stays valid if the router does not answer")
 		for range maxTries {
 			said, _ := l.nextMessage()
 			Expect(said).To(Equal(soliciting))
@@ -535,7 +535,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("the router's", uint16(1000), uint32(86400), uint32(90000), 500*time.Second),
 		Entry("the prefix's", uint16(9000), uint32(300), uint32(600), 300*time.Second),
 		Entry("an hour", uint16(9000), uint32(86400), uint32(90000), time.Hour),
-		Entry("a second at least", uint16(1), uint32(86400), uint32(90000), time.Second),
+		Entry("at least a second", uint16(1), uint32(86400), uint32(90000), time.Second),
 	)
 
 	It("has the server's resolvers, then the router's that have not expired", Label("ipv6-result"), func() {
@@ -569,7 +569,7 @@ var _ = Describe("the machine of IPv6", func() {
 			router)))
 	})
 
-	It("goes on with the lease of a former daemon until its time", func() {
+	It("continues a former daemon's lease until its renewal", func() {
 		was, l := newLife6(modeDHCP), newLife6(modeDHCP)
 		was.bind6()
 		l.lease = was.lease
@@ -580,7 +580,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.ra).To(Equal(was.ra))
 	})
 
-	It("has a Release answered by the server that lent, and by nothing else", Label("hostile-server"), func() {
+	It("accepts an answer to a Release only from the server of the lease", Label("hostile-server"), func() {
 		l := newLife6(modeDHCP)
 		l.bind6()
 		renewal := l.xid
@@ -597,35 +597,35 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.state).To(BeEmpty())
 	})
 
-	DescribeTable("is asked for its address", func(asked bool, change func(b []byte) []byte) {
+	DescribeTable("recognizes a solicitation for its address", func(asked bool, change func(b []byte) []byte) {
 		question := append([]byte{neighborSolicitation, 0, 0, 0, 0, 0, 0, 0}, own6.AsSlice()...)
 		Expect(isSolicitationFor(change(buildPacket6(unix.IPPROTO_ICMPV6, router6, own6, question)),
 			own6)).To(Equal(asked))
 	},
-		Entry("by the server", true, func(b []byte) []byte { return b }),
-		Entry("not by who asks for another", false, func(b []byte) []byte { b[63]++; return b }),
-		Entry("not by an answer", false, func(b []byte) []byte { b[40]++; return b }),
-		Entry("not by duplicate address detection: a guest may have it", false, func(b []byte) []byte {
+		Entry("from the server", true, func(b []byte) []byte { return b }),
+		Entry("not for another address", false, func(b []byte) []byte { b[63]++; return b }),
+		Entry("not an advertisement", false, func(b []byte) []byte { b[40]++; return b }),
+		Entry("not of duplicate address detection: a guest may have the address", false, func(b []byte) []byte {
 			clear(b[8:24])
 			return b
 		}),
-		Entry("not from afar", false, func(b []byte) []byte { b[7]--; return b }),
-		Entry("not by half a question", false, func(b []byte) []byte {
+		Entry("not from another link", false, func(b []byte) []byte { b[7]--; return b }),
+		Entry("not a truncated one", false, func(b []byte) []byte {
 			return buildPacket6(unix.IPPROTO_ICMPV6, router6, own6, b[40:63])
 		}),
 	)
 
-	DescribeTable("tells routers the MAC address", func(master int, own, want string) {
+	DescribeTable("sends routers the MAC address", func(master int, own, want string) {
 		l := link{Link: rtnl.Link{MAC: ownMAC, Master: master}}
 		Expect(l.macFor(netip.MustParseAddr(own)).String()).To(Equal(want))
 	},
 		Entry("of the interface", 0, "fe80::ff:fe00:7", ownMAC.String()),
 		Entry("of the guest, on the port of a bridge", 5, "fe80::ff:fe00:7", "02:00:00:00:00:07"),
-		Entry("of the interface, where the guest's is not known: one half", 5, "fe80::fe:fe00:7", ownMAC.String()),
-		Entry("nor the other", 5, "fe80::ff:ff00:7", ownMAC.String()),
+		Entry("of the interface, if the address contains no MAC address", 5, "fe80::fe:fe00:7", ownMAC.String()),
+		Entry("of the interface, if only the first of the two bytes matches", 5, "fe80::ff:ff00:7", ownMAC.String()),
 	)
 
-	It("has identifiers that last", func() {
+	It("has persistent identifiers", func() {
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
 		b := a
 		b.IfName = "eth1"

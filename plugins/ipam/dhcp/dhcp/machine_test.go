@@ -86,7 +86,7 @@ var (
 )
 
 var _ = Describe("the machine", func() {
-	It("repeats a DISCOVER after a quarter of a second, then after longer and longer", func() {
+	It("repeats a DISCOVER after a quarter of a second, then at growing intervals", func() {
 		l := newLife()
 		var pauses []time.Duration
 		for range 22 {
@@ -100,7 +100,7 @@ var _ = Describe("the machine", func() {
 		Expect(pauses[21]).To(BeNumerically("~", 62*time.Second, 6200*time.Millisecond+1))
 	})
 
-	It("takes an offer, and asks the server that made it", func() {
+	It("accepts an offer, and sends a REQUEST to the server that made it", func() {
 		l := newLife()
 		discover := l.next()
 		Expect(route(discover)).To(Equal(unconfigured))
@@ -117,7 +117,7 @@ var _ = Describe("the machine", func() {
 		Expect(l.nextTick - l.now).To(Equal(30 * time.Minute))
 	})
 
-	It("begins anew when the server that made an offer is silent", func() {
+	It("starts again when the server that made an offer does not answer", func() {
 		l := newLife()
 		l.next()
 		l.receiveAnswer(dhcpv4.MessageTypeOffer)
@@ -152,7 +152,7 @@ var _ = Describe("the machine", func() {
 		Expect(l.lease.expiry).To(Equal(l.now + time.Hour))
 	})
 
-	It("counts the seconds since it began to ask", func() {
+	It("sends the seconds since the beginning of the attempt", func() {
 		l := newLife()
 		Expect(l.next().message.NumSeconds).To(BeZero())
 		for l.now < 10*time.Second {
@@ -164,7 +164,7 @@ var _ = Describe("the machine", func() {
 		l.now += 3 * time.Second
 		l.receiveAnswer(dhcpv4.MessageTypeOffer)
 		Expect(l.next().message.NumSeconds).To(Equal(discover.NumSeconds))
-		By("a server that says no more begins no other count")
+		By("a server that no longer answers does not restart the count")
 		for l.state == requesting {
 			l.next()
 		}
@@ -172,7 +172,7 @@ var _ = Describe("the machine", func() {
 		l.receiveAnswer(dhcpv4.MessageTypeOffer)
 		l.next()
 		l.receiveAnswer(dhcpv4.MessageTypeAck)
-		By("a renewal begins at none, and goes on as it asks all servers")
+		By("a renewal begins at zero, and rebinding continues its count")
 		Expect(l.next().message.NumSeconds).To(BeZero())
 		for l.state == renewing {
 			l.next()
@@ -187,7 +187,7 @@ var _ = Describe("the machine", func() {
 		l.id.MAC = other
 		Expect(l.next().message.ClientHWAddr).To(Equal(ownMAC))
 		Expect(l.releasePacket().message.ClientHWAddr).To(Equal(ownMAC))
-		By("a server that sends to that one is asked not to")
+		By("the server must answer by broadcast, because the interface has another MAC address")
 		Expect(l.packet().message.IsBroadcast()).To(BeTrue())
 		l.receiveAnswer(dhcpv4.MessageTypeNak)
 		Expect(l.lease).To(BeNil())
@@ -197,7 +197,7 @@ var _ = Describe("the machine", func() {
 		Expect(l.state).To(Equal(requesting))
 	})
 
-	It("loses the lease at its end, not later, and goes on asking", Label("lease-times"), func() {
+	It("loses the lease exactly at its end, and requests a new one", Label("lease-times"), func() {
 		l := boundLife()
 		end := l.lease.expiry
 		for l.lease != nil {
@@ -208,7 +208,7 @@ var _ = Describe("the machine", func() {
 		l.bind()
 	})
 
-	It("takes the times of the server, if they make sense", func() {
+	It("uses the times of the server if they are plausible", func() {
 		seconds := func(s int) time.Duration { return time.Duration(s) * time.Second }
 		times := func(whole uint32, t1, t2 int) []time.Duration {
 			l := boundLife(dhcpv4.WithLeaseTime(whole), dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(seconds(t1))),
@@ -218,7 +218,7 @@ var _ = Describe("the machine", func() {
 		Expect(times(12, 3, 9)).To(Equal([]time.Duration{seconds(3), seconds(9), seconds(12)}))
 		Expect(times(80, 90, 100)).To(Equal([]time.Duration{seconds(40), seconds(70), seconds(80)}))
 		Expect(times(80, 0, 20)).To(Equal([]time.Duration{seconds(20), seconds(20), seconds(80)}))
-		By("for ever is 136 years")
+		By("an infinite lease lasts 136 years")
 		Expect(times(1<<32-1, 0, 0)[2]).To(Equal(seconds(1<<32 - 1)))
 	})
 
@@ -250,7 +250,7 @@ var _ = Describe("the machine", func() {
 		}
 	})
 
-	It("does not answer a storm of NAKs with one of its own", Label("hostile-server"), func() {
+	It("does not answer a storm of NAKs with a storm of requests", Label("hostile-server"), func() {
 		l := newLife()
 		sent := 0
 		for l.now < time.Hour && sent < 1000 {
@@ -265,7 +265,7 @@ var _ = Describe("the machine", func() {
 		Expect(sent).To(BeNumerically("<", 150))
 	})
 
-	DescribeTable("takes no notice of", Label("hostile-server"), func(spoil func(*dhcpv4.DHCPv4)) {
+	DescribeTable("ignores an OFFER with", Label("hostile-server"), func(spoil func(*dhcpv4.DHCPv4)) {
 		l := newLife()
 		l.next()
 		p := l.answer(dhcpv4.MessageTypeOffer)
@@ -273,16 +273,16 @@ var _ = Describe("the machine", func() {
 		l.receive(l.now, p)
 		Expect(l.state).To(Equal(selecting))
 		Expect(l.lease).To(BeNil())
-		By("and takes the true one then")
+		By("and then accepts the valid one")
 		l.receiveAnswer(dhcpv4.MessageTypeOffer)
 		Expect(l.state).To(Equal(requesting))
 	},
-		Entry("another transaction's", func(p *dhcpv4.DHCPv4) { p.TransactionID[0]++ }),
-		Entry("another client's", func(p *dhcpv4.DHCPv4) { p.ClientHWAddr = serverMAC }),
-		Entry("a client's", func(p *dhcpv4.DHCPv4) { p.OpCode = dhcpv4.OpcodeBootRequest }),
-		Entry("an unrequested ACK", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{5} }),
-		Entry("an unrequested NAK", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{6} }),
-		Entry("one without kind", func(p *dhcpv4.DHCPv4) { delete(p.Options, 53) }),
+		Entry("another transaction", func(p *dhcpv4.DHCPv4) { p.TransactionID[0]++ }),
+		Entry("another client", func(p *dhcpv4.DHCPv4) { p.ClientHWAddr = serverMAC }),
+		Entry("the opcode of a client", func(p *dhcpv4.DHCPv4) { p.OpCode = dhcpv4.OpcodeBootRequest }),
+		Entry("type ACK", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{5} }),
+		Entry("type NAK", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{6} }),
+		Entry("no type", func(p *dhcpv4.DHCPv4) { delete(p.Options, 53) }),
 		Entry("no server", func(p *dhcpv4.DHCPv4) { delete(p.Options, 54) }),
 		Entry("a server of three bytes", func(p *dhcpv4.DHCPv4) { p.Options[54] = []byte{10, 9, 0} }),
 		Entry("no address", func(p *dhcpv4.DHCPv4) { p.YourIPAddr = net.IPv4zero }),
@@ -293,7 +293,7 @@ var _ = Describe("the machine", func() {
 		Entry("a lease without time", func(p *dhcpv4.DHCPv4) { p.Options[51] = []byte{0, 0, 0, 0} }),
 	)
 
-	It("takes an answer only of the server that was asked, and only to the question", func() {
+	It("accepts only an answer to its request from the server to which it sent the request", func() {
 		l := newLife()
 		l.next()
 		l.receiveAnswer(dhcpv4.MessageTypeOffer)
@@ -310,16 +310,16 @@ var _ = Describe("the machine", func() {
 		Expect(l.state).To(Equal(renewing))
 	})
 
-	DescribeTable("sends what is for the server to", func(want string, more ...dhcpv4.Modifier) {
+	DescribeTable("sends messages for the server to", func(want string, more ...dhcpv4.Modifier) {
 		l := boundLife(append(more, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(192, 0, 2, 9))))...)
 		Expect(route(l.releasePacket())).To(Equal("10.9.0.50 to 192.0.2.9 by " + want))
 	},
-		Entry("the router, where it is on another link", "10.9.0.8", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8))),
-		Entry("the gateway of the nearest route", "10.9.0.7", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8)),
+		Entry("the router, if the server is on another link", "10.9.0.8", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8))),
+		Entry("the gateway of the most specific route", "10.9.0.7", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8)),
 			dhcpv4.WithGeneric(dhcpv4.OptionStaticRoutingTable, []byte{192, 0, 2, 0, 10, 9, 0, 7})),
-		Entry("itself, where a route says that it is on the link", "192.0.2.9",
+		Entry("the server, if a route is on the link", "192.0.2.9",
 			dhcpv4.WithGeneric(dhcpv4.OptionClasslessStaticRoute, []byte{24, 192, 0, 2, 0, 0, 0, 0})),
-		Entry("all, where no way is known", "invalid IP"),
+		Entry("the broadcast address, if there is no route", "invalid IP"),
 	)
 
 	It("releases from the leased address", func() {
@@ -329,7 +329,7 @@ var _ = Describe("the machine", func() {
 		Expect(route(p)).To(Equal(toServer))
 		Expect(p.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		Expect(p.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
-		By("the record of an older daemon has the ID that the configuration provides in another place")
+		By("the record of an older daemon has the configured ID only in its options")
 		l.id.Provide = map[uint8][]byte{61: []byte("own")}
 		Expect(l.releasePacket().message.Options).To(HaveKeyWithValue(uint8(61), []byte("own")))
 	})
@@ -351,7 +351,7 @@ var _ = Describe("the result", func() {
 	},
 		Entry("no gateway without routers", `}]`, options{}),
 		Entry("no gateway of three bytes", `}]`, options{}, generic(3, 10, 9, 0)),
-		Entry("the first router that is one", `, "gateway": "10.9.0.9"}],
+		Entry("the first valid router", `, "gateway": "10.9.0.9"}],
 			"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.9", "priority": 7}]`, options{Priority: 7},
 			dhcpv4.WithRouter(net.IPv4zero, net.IPv4(10, 9, 0, 9))),
 		Entry("the routes of option 33 without its default route", `, "gateway": "10.9.0.9"}],
@@ -362,8 +362,8 @@ var _ = Describe("the result", func() {
 			"gw": "10.9.0.7", "priority": 3}, {"dst": "10.8.0.0/16", "scope": 253, "priority": 3}]`,
 			options{Priority: 3}, router,
 			generic(33, 192, 0, 2, 0, 10, 9, 0, 7), generic(121, 25, 192, 0, 2, 0, 10, 9, 0, 7, 16, 10, 8, 0, 0, 0, 0)),
-		Entry("none of an option 121 that is cut short", `}]`, options{}, generic(121, 25, 192, 0, 2, 0, 10, 9)),
-		Entry("the resolver settings that can be some", `}],
+		Entry("no route of a truncated option 121", `}]`, options{}, generic(121, 25, 192, 0, 2, 0, 10, 9)),
+		Entry("the valid resolver settings", `}],
 			"dns": {"nameservers": ["10.9.0.3"], "domain": "a.example", "search": ["b.example"]}`, options{DNS: true},
 			dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3)), generic(15, []byte("a.example\x00")...),
 			dhcpv4.WithDomainSearchList("b.example", "c d.example")),

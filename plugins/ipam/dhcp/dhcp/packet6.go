@@ -23,15 +23,13 @@ import (
 type kind6 byte
 
 const (
-	solicit     kind6 = 1
-	advertise   kind6 = 2
-	request6    kind6 = 3
-	renew6      kind6 = 5
-	rebind6     kind6 = 6
-	reply6      kind6 = 7
-	release6    kind6 = 8
-	clientPort6       = 546
-	serverPort6       = 547
+	solicit   kind6 = 1
+	advertise kind6 = 2
+	request6  kind6 = 3
+	renew6    kind6 = 5
+	rebind6   kind6 = 6
+	reply6    kind6 = 7
+	release6  kind6 = 8
 )
 
 // Options of DHCPv6.
@@ -48,6 +46,8 @@ const (
 )
 
 const (
+	clientPort6           = 546
+	serverPort6           = 547
 	routerSolicitation    = 133
 	routerAdvertisement   = 134
 	neighborSolicitation  = 135
@@ -65,8 +65,8 @@ type message6 struct {
 	dns            bool // request resolver settings
 
 	// Only in answers.
-	status           error // error status of the message, its IA or its address
-	code             uint16
+	status           error  // error status of the message, its IA or its address
+	code             uint16 // code of status
 	t1, t2           time.Duration
 	preferred, valid time.Duration
 	nameservers      []netip.Addr

@@ -17,7 +17,7 @@ import (
 )
 
 var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
-	DescribeTable("is as RFC 8415 has it", func(m message6, want string) {
+	DescribeTable("has the format of RFC 8415", func(m message6, want string) {
 		m.xid, m.client, m.iaid = [3]byte{1, 2, 3}, []byte("id"), [4]byte{4, 5, 6, 7}
 		Expect(hex.EncodeToString(m.encode())).To(Equal(strings.ReplaceAll(want, " ", "")))
 	},
@@ -30,7 +30,7 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 			"06 010203  0001 0002 6964  0003 000c 04050607 00000000 00000000  0008 0002 ffff"),
 	)
 
-	It("asks routers with the interface's MAC address", func() {
+	It("solicits routers with the interface's MAC address", func() {
 		Expect(routerSolicit(ownMAC)).To(Equal(append([]byte{133, 0, 0, 0, 0, 0, 0, 0, 1, 1}, ownMAC...)))
 		Expect(routerSolicit(nil)).To(HaveLen(8))
 	})
@@ -63,7 +63,7 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 			cni.DNS{Nameservers: []string{"a", "b"}, Search: []string{"x"}, Domain: "d"}))
 	})
 
-	DescribeTable("passes the filter of the socket where a client needs it", func(
+	DescribeTable("passes the filter of the socket if a client needs it", func(
 		passes bool, protocol int, payload []byte,
 	) {
 		b := slices.Concat(make([]byte, 40), payload, make([]byte, 8))

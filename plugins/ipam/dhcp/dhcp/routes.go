@@ -105,8 +105,8 @@ func (l *link) apply(former []placement, formerRes, newRes *cni.Result) error {
 			errs = append(errs, l.conn.DelAddr(l.Index, p))
 		}
 	}
-	add := func(err error) {
-		if !errors.Is(err, unix.EEXIST) {
+	appendErr := func(err error) {
+		if !errors.Is(err, unix.EEXIST) { // from an earlier attempt, or added by the kernel
 			errs = append(errs, err)
 		}
 	}
@@ -114,13 +114,13 @@ func (l *link) apply(former []placement, formerRes, newRes *cni.Result) error {
 	var kernelRoutes []rtnl.Route // added by the kernel for new addresses
 	for i, p := range newAddrs {
 		if !slices.Contains(formerAddrs, p) {
-			add(l.conn.AddAddr(l.Index, rtnl.Addr{Prefix: p}))
+			appendErr(l.conn.AddAddr(l.Index, rtnl.Addr{Prefix: p}))
 			kernelRoutes = append(kernelRoutes, routes[i])
 		}
 	}
 	want := placeRoutes(routes, former)
 	for _, r := range want {
-		add(l.conn.AddRoute(r))
+		appendErr(l.conn.AddRoute(r))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

@@ -350,7 +350,7 @@ func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *clie
 		switch {
 		case !c.isReady():
 			return nil, false, cni.Errorf(cni.CodeTryAgain, "%s: another ADD is waiting for a server", a)
-		case !hasInode(c.daemon.hostPrefix+call.Netns, c.record.Netns):
+		case !hasInode(d.hostPrefix+call.Netns, c.record.Netns):
 			if err := c.end(); err != nil {
 				return nil, false, err
 			}
@@ -384,7 +384,7 @@ func (d *daemon) check(a cni.Attachment, call rpcCall) (*cni.Result, error) {
 		if l == nil || sysctl.Uptime() >= l.expiry {
 			return nil, cni.Drift("the %s of %s has expired or was refused by the server", name, a)
 		}
-		if !hasInode(c.daemon.hostPrefix+call.Netns, c.record.Netns) {
+		if !hasInode(d.hostPrefix+call.Netns, c.record.Netns) {
 			return nil, cni.Drift("the %s of %s is in another namespace than %q", name, a, call.Netns)
 		}
 		mergeResult(res, l.result(c.record.Client.options))
