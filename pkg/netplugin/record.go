@@ -12,9 +12,8 @@ type NetnsRecord struct {
 	cni.Attachment
 	NetnsPath string      `json:"netnsPath"` // CNI_NETNS
 	Netns     ns.Identity `json:"netns"`
-	Link      int         `json:"link"`          // index of the interface
-	Objects   []string    `json:"made"`          // descriptions of what ADD created, in a notation of the plugin
-	Tap       int         `json:"tap,omitempty"` // index of the tap that ADD created, which may be renamed; 0 = none
+	Link      int         `json:"link"` // index of the interface
+	Objects   []string    `json:"made"` // descriptions of what ADD created, in a notation of the plugin
 }
 
 // NetnsRecord returns the record of this attachment. FindInterface must have succeeded.

@@ -25,7 +25,13 @@ const (
 )
 
 // record is the record of an attachment. Its Objects contain the name of the tap.
-type record = netplugin.NetnsRecord
+type record struct {
+	netplugin.NetnsRecord
+	Tap int `json:"tap"` // index of the tap, because the container may rename it
+}
+
+// Plausible reports whether an ADD can have written the record.
+func (r record) Plausible() bool { return r.NetnsRecord.Plausible() && r.Tap > 0 }
 
 // records returns the store of records. ADD writes a record before the first change that outlives the call.
 func records() *statefile.Store[record] {
@@ -53,8 +59,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	r := c.NetnsRecord(tap.Name)
-	r.Tap = tap.Index
+	r := record{c.NetnsRecord(tap.Name), tap.Index}
 	req.OnFail("remove the tap", func(ctx context.Context) error {
 		return errors.Join(remove(c.Cont, r), records().Drop(ctx, req.Hash()))
 	})
@@ -160,9 +165,6 @@ func addresses(ips []cni.IP, first bool) []cni.IP {
 
 // tapOf returns the tap of a record, or the zero Link.
 func tapOf(conn *rtnl.Conn, r record) (rtnl.Link, error) {
-	if r.Tap == 0 { // the record is damaged
-		return rtnl.Link{}, nil
-	}
 	tap, err := conn.LinkByIndex(r.Tap)
 	if err != nil || tap.Kind != kind {
 		tap = rtnl.Link{}
@@ -230,7 +232,7 @@ func removeForeign(req *skel.Request) error {
 	if reverse, err := redirectTarget(c.Cont, tap); err != nil || reverse.Index != c.ContEnd.Index {
 		return err
 	}
-	return remove(c.Cont, record{Link: c.ContEnd.Index, Tap: tap.Index})
+	return remove(c.Cont, record{c.NetnsRecord(tap.Name), tap.Index})
 }
 
 // redirectTarget returns the link to which l redirects all packets that it receives, or the zero Link.
