@@ -71,7 +71,7 @@ func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Tar
 
 // StartIPAM starts the ADD of the IPAM plugin, if the configuration names one. The plugin runs concurrently, and
 // IPAMResult waits for it. The interface must exist, and this Call must have created it, because the undo releases all
-// addresses of the attachment. The addresses of an interface that another ADD created are in use.
+// addresses of the attachment, and an interface of another ADD would still use them.
 func (c *Call) StartIPAM(ctx context.Context) error {
 	if c.Req.IPAM == "" {
 		return nil
@@ -181,11 +181,11 @@ func (c *Call) hostHasAddress(link rtnl.Link, is4 bool) (bool, error) {
 	}), err
 }
 
-// RefuseRouter returns code 103 for a gateway address with which the host would lose the router of its default route:
-// the router's own address, or an address whose subnet contains the router, if the host has no more specific route to
-// the router. A router is not checked if the host reaches it through one of links, or if it is link-local, because each
-// link has its own link-local addresses. A subnet that is larger than the largest private one is also refused, because
-// its route would take packets of the default route.
+// RefuseRouter returns code 103 if the host, with the new gateway address, could no longer reach the router of its
+// default route. This is the case if the router has the same address. It is also the case if the router is in the
+// gateway's subnet and the host has no more specific route to the router. A router is not checked if the host reaches
+// it through one of links, or if it is link-local, because each link has its own link-local addresses. A subnet that is
+// larger than the largest private one is also refused, because its route would take packets of the default route.
 func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 	shortest := 7 // fc00::/7
 	if gateway.Addr().Is4() {

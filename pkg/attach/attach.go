@@ -5,9 +5,9 @@
 // the host into the container (host-device has its own code for that, and uses the rest of the package).
 //
 // A Call is an ADD, a CHECK or a Reapply in progress. ADD opens one, creates the interface, sets it up, and assigns the
-// addresses of the IPAM plugin, which runs while a pair is set up, or when another interface is up. Each step registers
-// the undo of its effect with OnFail. The other verbs are functions, to which a plugin passes its own steps. For a
-// child, ChildPlugin provides all verbs.
+// addresses of the IPAM plugin. For a pair, the IPAM plugin runs while the pair is set up. For a child or a device, it
+// runs when the interface is up. Each step registers the undo of its effect with OnFail. The other verbs are functions,
+// to which a plugin passes its own steps. For a child, ChildPlugin provides all verbs.
 //
 // Invariants: A second ADD of an attachment fails and changes nothing. (Which of two ADDs is the first depends, for a
 // pair, on the kernel, which accepts an interface name once; for a child, on the lock of the records.) Addresses are
@@ -37,9 +37,12 @@ const (
 // Call is an ADD, a CHECK or a Reapply of a main plugin in progress.
 type Call struct {
 	*netplugin.Call
-	Child       ChildConfig // zero if the plugin does not create a child
-	Master      rtnl.Link   // the child's master; zero if it has none
-	isRestarted bool        // true if CreatePair found the host end of a container that was started again without a DEL
+	Child  ChildConfig // zero if the plugin does not create a child
+	Master rtnl.Link   // the child's master; zero if it has none
+
+	// isRestarted is true if CreatePair could not use the first host name. Either the container was started again
+	// without a DEL, and may have masquerade rules of its earlier pair, or another program's link has the name.
+	isRestarted bool
 
 	ipam    *ipam.Client
 	ipamAdd *ipam.Delegate // the IPAM plugin's ADD in progress; nil before StartIPAM and after IPAMResult

@@ -74,7 +74,7 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 				continue
 			}
 			prefix := netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
-			if dst.Bits() < gateway.Bits() {
+			if dst.Bits() < gateway.Bits() { // the host's new route takes all packets to the gateway's subnet
 				prefix = gateway.Masked()
 			}
 			link, err := c.linkAt(index)
@@ -92,8 +92,8 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	return nil
 }
 
-// linkAt returns the host's link with an index. It returns the zero Link, which connects no container, for index 0,
-// which a route through several routers has, and if the link no longer exists.
+// linkAt returns the host's link with an index. If the link no longer exists, or for the index 0 of a route through
+// several routers, it returns the zero Link, which connects no container.
 func (c *Call) linkAt(index int) (l rtnl.Link, err error) {
 	if index != 0 {
 		l, err = c.Host.LinkByIndex(index)
@@ -148,6 +148,7 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 	}
 	for _, end := range ends {
 		owner, hasMark := cni.ParseMark(end.Alias)
+		// Another attachment of the same container, or of the same network, is not in conflict.
 		isOwn := c.HostEnd.Index != 0 && end.PeerNS == c.HostEnd.PeerNS || owner.Network == c.Req.Network
 		if !end.IsPairEnd() || end.PeerNS == -1 || isOwn {
 			continue
@@ -181,9 +182,9 @@ func (c *Call) bridgeOf(end rtnl.Link) (rtnl.Link, error) {
 	return c.linkAt(peer.Master)
 }
 
-// isInVLAN reports whether the untagged packets of a port's container are in a VLAN. The container's address is in this
-// VLAN, even if the port also carries others with a tag. isInVLAN returns true if the bridge does not filter VLANs, or
-// if vlan is not a number.
+// isInVLAN reports whether vlan is the VLAN of a port for packets without a tag (PVID). The address of the port's
+// container is in that VLAN, so VLANs that the port carries with a tag are ignored. isInVLAN returns true if the bridge
+// does not filter VLANs, or if vlan is not a number.
 func (c *Call) isInVLAN(port, bridge rtnl.Link, vlan string) (bool, error) {
 	if _, err := strconv.Atoi(vlan); err != nil || !bridge.VLANFiltering {
 		return true, nil

@@ -110,7 +110,7 @@ func (c *Call) Reapply(ctx context.Context, m Masq, master int, isGateway bool) 
 	if errors.Is(err, masq.ErrNoRecord) {
 		return netplugin.NotRestored("masquerade", netplugin.ErrNoRecord)
 	}
-	// A DEL may have removed its rules before masq.Add.
+	// A concurrent DEL may have removed the attachment's rules before masq.Reapply added them.
 	if reason := netplugin.NotRestored("masquerade", netplugin.VerifyAttached(c.Req)); reason != nil {
 		return errors.Join(reason, masq.Del(ctx, c.NF, rules))
 	}

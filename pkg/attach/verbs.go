@@ -52,8 +52,8 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeR
 	}))...)
 }
 
-// vlanGateway returns the name of the VLAN gateway in a result, which bridge lists after the container's interface. It
-// returns the empty string if the result has no VLAN gateway.
+// vlanGateway returns the name of the VLAN gateway in a result, or the empty string if there is none. The plugin bridge
+// lists the VLAN gateway last, after the container's interface.
 func vlanGateway(prev *cni.Result) string {
 	if prev == nil || len(prev.Interfaces) == 0 || prev.Interfaces[len(prev.Interfaces)-1].Sandbox != "" {
 		return ""
@@ -64,9 +64,9 @@ func vlanGateway(prev *cni.Result) string {
 // DelInterface calls removeLink, which deletes the interface, and has the IPAM plugin release the addresses.
 //
 // The addresses are released after removeLink, and only if it reports that the interface no longer exists, because no
-// container may get an address to which another interface answers. An IPAM plugin that needs the interface releases
-// them before removeLink, if flush has removed the addresses from the interface. Without CNI_NETNS, flush fails, and it
-// is enough that the IPAM plugin itself removes them.
+// container may get an address to which another interface answers. An IPAM plugin that needs the interface is an
+// exception. It releases the addresses before removeLink, if flush has removed them from the interface. Without
+// CNI_NETNS, flush fails. In that case, the IPAM plugin runs before removeLink only if it removes the addresses itself.
 func DelInterface(ctx context.Context, req *skel.Request, flush func() error, removeLink func() (bool, error)) error {
 	client := &ipam.Client{Req: req}
 	var errs []error

@@ -68,7 +68,7 @@ func (c *Conn) dial() error {
 	}
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // no groups: it only opens a socket
 	if err != nil {
-		ns.TakeDescriptor() // the library may close this number a second time
+		ns.TakeDescriptor() // occupies the number of the closed socket, which the library may close again
 		return addUnsupportedIf(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
 	}
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)

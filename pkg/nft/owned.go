@@ -18,7 +18,7 @@ type Item struct {
 	Set string
 	Element
 	Name  string // an address or a port, for errors
-	Owner string // for Restore: the owner's mark if the comment is not the mark; usually empty
+	Owner string // for Restore: the owner's mark, if Comment is another text; empty if Comment is the mark
 }
 
 // Owned is a layout with the elements that attachments own in it. The comment of an element is its owner's mark.
@@ -344,15 +344,17 @@ func (tx *Tx) deleteOwned(set string, e Element) {
 	}
 }
 
-// Drop makes Update delete the named chains if nothing refers to them. (Chains that lose elements need no Drop.)
+// Drop makes Update delete the named chains if nothing refers to them. A chain that loses a reference because Put or
+// Remove deletes an element needs no Drop.
 func (tx *Tx) Drop(chains ...string) { tx.unusedChains = append(tx.unusedChains, chains...) }
 
 // dropUnused stages the deletion of the named chains that nothing refers to any more. If their rules had the last
 // references to other chains of Owned.Chain, it also deletes these chains.
 //
-// The kernel counts the uses of a chain: its rules, plus the rules and elements that refer to it. Without the chain's
-// own rules, that is the number of references. The chain is unused if the transaction deletes all of them, as counted
-// in droppedRefs. A chain to which another program's rules refer stays, because the kernel counts these too.
+// The kernel counts the uses of a chain: its rules, plus the rules and elements that refer to it. The number of
+// references is therefore this count minus the number of the chain's rules. The chain is unused if the transaction
+// deletes all references, which droppedRefs counts. A chain to which another program's rules refer stays, because the
+// kernel also counts these references.
 func (tx *Tx) dropUnused(names ...string) error {
 	t := tx.owned.Layout.Table
 	for _, name := range names {

@@ -34,7 +34,8 @@ func ownersName(set string) string {
 
 func isOwnersSet(set string) bool { return strings.Contains(set, ownersInfix) }
 
-// ownersSet returns the set of owners for one of the layout's sets. No rule uses it.
+// ownersSet returns the set of owners for one of the layout's sets. No rule uses it. The owner's hash has 8 bytes, so
+// its part of the key is two fields of the type Mark, which has 4 bytes.
 func (o Owned) ownersSet(name string) Set {
 	i := slices.IndexFunc(o.Layout.Sets, func(s Set) bool { return s.Name == name })
 	s := o.Layout.Sets[i]
@@ -126,8 +127,8 @@ func (o Owned) liveElements(c *Conn, items []Item) ([]*Element, error) {
 	return live, err
 }
 
-// splitShared divides items. An item is in shared if another owner has the element of its key, in found or by an
-// earlier item, and otherwise in own. firsts[i] is the other owner's element for shared[i].
+// splitShared divides items into own and shared. An item is in shared if another owner has an element of the same key,
+// which is in found or is an earlier item. firsts[i] is that element for shared[i]. All other items are in own.
 func splitShared(items []Item, found map[string]Element) (own, shared, firsts []Item) {
 	elements := map[string]Item{} // by set and key
 	for _, it := range items {
@@ -146,7 +147,8 @@ func splitShared(items []Item, found map[string]Element) (own, shared, firsts []
 	return own, shared, firsts
 }
 
-// addOwners stages entries in the sets of owners for the shared items and for firsts, the elements with their keys.
+// addOwners stages entries in the sets of owners for two results of splitShared: the shared items, and firsts, the
+// elements that the same keys already have.
 func (tx *Tx) addOwners(shared, firsts []Item) error {
 	if len(shared) == 0 {
 		return nil
@@ -204,7 +206,7 @@ func (tx *Tx) removeOwners(items []Item, matches func(mark string) bool) error {
 			continue
 		}
 		if entry := it.ownerEntry(); !hadEntry[entry.Set+string(entry.Key)] {
-			continue
+			continue // an owner without an entry is the only owner of the key
 		}
 		next, err := tx.nextOwner(it, matches)
 		if err != nil {

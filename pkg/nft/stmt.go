@@ -98,7 +98,8 @@ func lookup(fields []Field, suffix, set string, attrs ...[]byte) (s Stmt) {
 	return s
 }
 
-// register returns the kernel's number for the register of a 32-bit word.
+// register returns the kernel's number for the register of a 32-bit word. The first word of a 16-byte register has that
+// register's number, as in the kernel's answers.
 func register(word uint32) uint32 {
 	if word%4 == 0 {
 		return unix.NFT_REG_1 + word/4

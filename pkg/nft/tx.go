@@ -20,7 +20,7 @@ import (
 type Tx struct {
 	*Conn
 	LayoutStaged bool // true if Ensure staged a missing part of the owned layout
-	// Prevailing lists other owners' elements that Put kept and that go to another chain than the item with the key.
+	// Prevailing lists the elements that Put kept for shared keys although the new owner's item goes to another chain.
 	Prevailing []Item
 
 	msgs          []message
@@ -255,7 +255,7 @@ type Removal struct {
 	Table Table
 	Chain string              // the chain with the rules; empty = all chains of the table
 	Rule  func(LiveRule) bool // reports whether a rule is selected
-	Drop  []string            // the chains; if none of them exists, no rule is deleted. Empty = only rules are deleted
+	Drop  []string            // chains to delete; if none exists, no rule is deleted. Empty = only delete rules
 }
 
 // Remove deletes the rules and the chains. If there are none, it does not take the lock.

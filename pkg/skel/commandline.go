@@ -161,7 +161,8 @@ func (c *checker) checkFile(data []byte) error {
 	return nil
 }
 
-// checkEntry prints the findings for the configuration at path, if it is for this plugin or cannot be decoded.
+// checkEntry prints the findings for a configuration, if it is for this plugin or cannot be decoded. path is the JSON
+// path of the configuration in its file, for example plugins[1], or empty if the file has only this configuration.
 func (c *checker) checkEntry(path string, data []byte, first bool) {
 	conf, err := cni.DecodeConfig(data)
 	if err == nil && !c.isThisPlugin(conf.Type) && !(c.plugin.IPAM && c.isThisPlugin(conf.IPAM.Type)) {
@@ -182,8 +183,9 @@ func (c *checker) checkEntry(path string, data []byte, first bool) {
 	}
 }
 
-// isThisPlugin reports whether a type names this plugin. A longer name that ends in the plugin's name can be another
-// project's. It is accepted only if the program was called by it, or if its file in CNI_PATH is the running program.
+// isThisPlugin reports whether a type names this plugin. A longer name that ends in the plugin's name may belong to
+// another project. Such a name is accepted only if it is the program's name in this call (Env.Called), or if the file
+// with that name in CNI_PATH is the running program.
 func (c *checker) isThisPlugin(name string) bool {
 	if name == c.plugin.Name || !cni.IsPlugin(name, c.plugin.Name) {
 		return name == c.plugin.Name
@@ -205,8 +207,8 @@ type Finding struct {
 	Warning bool
 }
 
-// findings returns the findings for the configuration at path of a file, or none if it is for another plugin. first is
-// true for the first entry of a list.
+// findings returns the findings for a configuration, or none if it is for another plugin. For path, see checkEntry.
+// first is true for the first entry of a list.
 func (c *call) findings(path string, data []byte, first bool) (found []Finding) {
 	conf, err := cni.DecodeConfig(data)
 	isMain := cni.IsPlugin(conf.Type, c.plugin.Name)
@@ -219,7 +221,7 @@ func (c *call) findings(path string, data []byte, first bool) (found []Finding) 
 		problems.AddIn(path, cni.Refuse("type", conf.Type,
 			"is the first of the list, but needs a plugin before it that creates the interface"))
 	}
-	conf.CNIVersion = cmp.Or(conf.CNIVersion, cni.Oldest) // also next to a value of the wrong type
+	conf.CNIVersion = cmp.Or(conf.CNIVersion, cni.Oldest) // after an error, DecodeConfig does not set the default
 	problems.AddIn(path, c.checkVersion(conf.CNIVersion, "ADD"))
 	_, err = c.newRequest(data, conf, "ADD")
 	problems.AddIn(path, err)

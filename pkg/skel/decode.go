@@ -23,6 +23,7 @@ const (
 // checkEnvironment returns an error (code 4) with all variables that command needs and that are missing or invalid.
 func (c *call) checkEnvironment(command string) error {
 	var missing, wrong []string
+	// ADD and CHECK also refuse names that are too long or not printable (CheckName).
 	need := func(name string, isValid func(string) bool) {
 		if v := c.vars[name]; v == "" {
 			missing = append(missing, name)
@@ -121,7 +122,7 @@ func (c *call) checkVersion(version, command string) error {
 	}
 	c.version = version
 	since := cni.Since(command)
-	if version >= since {
+	if version >= since { // versions can be compared as texts
 		return nil
 	}
 	// Scripts search for this text of the reference plugins.

@@ -60,8 +60,8 @@ type unknownKey struct {
 	isCaseVariant bool   // the two keys differ only in case, so the decoder accepts key
 }
 
-// unknownKeys returns the keys of the configuration at path that the plugin does not know. For an IPAM plugin, it
-// returns only keys in ipam, because the others are for the main plugin.
+// unknownKeys returns the keys of a configuration that the plugin does not know. For path, see checkEntry. For an IPAM
+// plugin, unknownKeys returns only keys in ipam, because the others are for the main plugin.
 func unknownKeys(p Plugin[any], conf []byte, path string) []unknownKey {
 	var object map[string]any
 	if p.Keys == nil || json.Unmarshal(conf, &object) != nil {

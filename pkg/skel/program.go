@@ -42,8 +42,9 @@ func Main[C any](p Plugin[C]) {
 	serve(func(ctx context.Context, env Env) int { return Run(ctx, p, env) }, nil)
 }
 
-// MainOf is Main for a program with several plugins. The base name of argv[0] selects the plugin (FindProgram). If none
-// matches, MainOf prints an error object and exits, if a runtime is the caller; otherwise it returns.
+// MainOf is Main for a program with several plugins. The base name of argv[0] selects the plugin (FindProgram). If no
+// plugin matches, MainOf returns for a user's command line. For a runtime, it prints an error object and exits with
+// status 1.
 func MainOf(all []Program) {
 	name := filepath.Base(os.Args[0])
 	if p, ok := FindProgram(all, name); ok {
@@ -74,6 +75,7 @@ func FindProgram(all []Program, name string) (found Program, ok bool) {
 	return found, ok
 }
 
+// serve calls run with the environment of this process and exits with the status that run returns. It does not return.
 func serve(run func(context.Context, Env) int, all []Program) {
 	os.Exit(run(context.Background(), Env{
 		Called: filepath.Base(os.Args[0]), Args: os.Args[1:], Vars: os.Environ(),
@@ -154,7 +156,8 @@ func (p Program) Restore(ctx context.Context, calls []Env) (missing map[string]e
 	return missing
 }
 
-// CheckConfig returns the findings of --check-config for an entry of a list of plugins, which can be its first.
+// CheckConfig returns the findings of --check-config for conf, an entry of a list of plugins. first is true for the
+// first entry of the list.
 func (p Program) CheckConfig(conf []byte, first bool) []Finding {
 	c := call{plugin: p.plugin(), env: Env{Stderr: io.Discard}}
 	return c.findings("", conf, first)

@@ -69,15 +69,16 @@ func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Co
 	}}
 }
 
-// OnFail registers the undo of ADD's next effect. It must be called before the effect, because a failed operation may
-// still have its effect. If ADD fails, the undos run in reverse order, each with its own time limit.
+// OnFail registers the undo of an effect of ADD. If ADD fails, the undos run in reverse order, each with its own time
+// limit. Call OnFail before the effect, because a failed operation may still have its effect. An ADD that can register
+// the undo only after the effect calls CatchSignals before it.
 func (r *Request) OnFail(what string, do func(context.Context) error) {
 	r.CatchSignals()
 	r.undos = append(r.undos, undo{what: what, do: do})
 }
 
 // CatchSignals makes signals end the context instead of the process. OnFail calls it. An ADD that registers an undo
-// after its effect (a pair, a record) must call it before the effect.
+// after the effect, as for a pair or a record, must call CatchSignals before the effect.
 func (r *Request) CatchSignals() {
 	if r.notify != nil {
 		r.notify()

@@ -67,8 +67,9 @@ type Plugin[C any] struct {
 	Restore func(context.Context, []*Request) map[string]error
 
 	// List returns holdings on the host and in namespaces whose paths the plugin knows. If the request has a network,
-	// List may omit holdings of others. Only the key dataDir, also in ipam, names another directory than the default.
-	// List takes no lock and changes nothing. After an error, it returns the holdings that it could read.
+	// List may omit holdings of others. It reads the plugin's default directory, or the directory in the key dataDir or
+	// ipam.dataDir; no other key may select a directory. List takes no lock and changes nothing. After an error, it
+	// returns the holdings that it could read.
 	List func(context.Context, *Request) ([]cni.Holding, error)
 }
 

@@ -45,8 +45,8 @@ func (b *bridgeCall) setUpPort(ctx context.Context) error {
 //
 // Linux lowers the MTU of a bridge to the smallest MTU of its ports, and removes the bridge's IPv6 addresses if that is
 // less than 1280 bytes. So keepMTU raises the MTU of the new port's host end to the largest MTU that any container
-// uses. If no container uses the bridge's MTU any more, keepMTU lowers the ports whose MTU an earlier ADD raised to the
-// largest MTU in use, and the kernel lowers the bridge's MTU.
+// uses. If this MTU is less than the bridge's, earlier ADDs have raised ports to an MTU that is no longer in use.
+// keepMTU lowers these ports to the largest MTU in use, and the kernel then lowers the bridge's MTU.
 func (b *bridgeCall) keepMTU(end *rtnl.Link) error {
 	if end.MTU >= b.bridge.MTU {
 		return b.raiseMTU(end.MTU)

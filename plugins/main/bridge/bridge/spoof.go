@@ -82,8 +82,8 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 	return spoofError(err)
 }
 
-// verify returns an error if an element of the port or the shared rule is missing. It accepts a complete check of the
-// reference plugin, which may have been replaced while the container was running.
+// verify returns an error if an element of the port or the shared rule is missing. It also accepts a complete check of
+// the reference plugin, because Hawser may have replaced that plugin while the container was running.
 func (s spoofCheck) verify(nf *nft.Conn) error {
 	err := spoofElements().Verify(nf, s.items())
 	if err != nil && isReferenceComplete(nf, s.Attachment) {

@@ -71,7 +71,8 @@ func (b *bridgeCall) verifyPort() []error {
 	if err != nil {
 		return append(errs, err)
 	}
-	if end.MTU < min(b.cfg.Link.MTU, b.call.ContEnd.MTU) { // keepMTU may have raised the MTU of the host end
+	// keepMTU may have raised the host end's MTU, or lowered it, but not below the MTU of the container's interface.
+	if end.MTU < min(b.cfg.Link.MTU, b.call.ContEnd.MTU) {
 		errs = append(errs, b.drift(end, "MTU is %d, not %d", end.MTU, b.cfg.Link.MTU))
 	}
 	if have.Hairpin != b.cfg.HairpinMode {
