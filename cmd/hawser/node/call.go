@@ -81,10 +81,10 @@ func (n *Node) Reapply(ctx context.Context, c Call) error {
 	return n.runInProcess(ctx, c, skel.Env{Reapply: true})
 }
 
-// FirstDrift returns the drift of the list's first plugin if a chained plugin must not be restored before that drift is
-// repaired, and nil otherwise. A chained plugin must wait if the container's interface is incomplete and the host has
-// no route to the container through the container's links, because its CHECK would mistake another link, the uplink,
-// for the container's.
+// FirstDrift returns the drift of the list's first plugin if c, a call of a chained plugin, must wait until that drift
+// is repaired, and nil otherwise. c must wait while the container's interface is incomplete and the host has no route
+// to the container through the container's links. Without such a route, CHECK of c would mistake the uplink for the
+// container's link.
 func (n *Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.Attachment.HostEnd())

@@ -307,6 +307,7 @@ func (e *Entry) ResolveFlannel(containerID string) {
 	}
 	delegated := Entry{SubnetFile: text("subnetFile", "/run/flannel/subnet.env"), File: e.File,
 		Key: strings.TrimPrefix(e.Key+".delegate", ".")}
+	// With an empty ID, the path is the directory, and ReadFile fails.
 	saved, err := os.ReadFile(filepath.Join(text("dataDir", "/var/lib/cni/flannel"), containerID))
 	if err != nil {
 		saved = e.delegate(delegated.SubnetFile)

@@ -200,7 +200,7 @@ func (n *Node) usesReference(plugin string) bool {
 	return err == nil && n.IsReference(file)
 }
 
-// isForeign reports whether a list has only plugins that are neither Hawser's nor the reference's, and loopback.
+// isForeign reports whether no plugin of a list, except loopback, is one that Hawser or the reference has.
 func (n *Node) isForeign(config []byte) bool {
 	list, err := ParseList(config)
 	isKnown := func(e Entry) bool { return n.HasPlugin(e.Type) && !e.Is("loopback") }
@@ -245,8 +245,9 @@ func (a *Attachment) add(h cni.Holding) {
 // addTime is longer than an ADD usually takes. A runtime writes its record after ADD.
 const addTime = time.Minute
 
-// findOrphan sets Orphan if the attachment's container no longer exists. isRemembered is true if libcni's cache has any
-// attachment of the container, because multus may keep this one in a cache of its own, or if the cache cannot be read.
+// findOrphan sets Orphan if the attachment's container no longer exists. isRemembered is true if a runtime may have a
+// record of the attachment: libcni's cache cannot be read, or has any attachment of the container. In the latter case,
+// multus may keep this one in a cache of its own.
 func (a *Attachment) findOrphan(isRemembered bool) {
 	switch {
 	case a.Damaged != "": // unknown

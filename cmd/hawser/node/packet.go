@@ -229,8 +229,8 @@ func (r *RuleSummary) DropsTo(network netip.Prefix) bool {
 type Decision struct {
 	Drops     bool         // it drops them
 	Rule      *RuleSummary // the rule that drops them; nil = the policy
-	IsCertain bool         // no earlier rule may accept packets of TCP or UDP
-	PassICMP  bool         // an earlier rule may accept ICMP
+	IsCertain bool         // it is certain that no earlier rule accepts packets of TCP or UDP
+	PassICMP  bool         // it is possible that an earlier rule accepts ICMP
 }
 
 // Decide evaluates the rules of the chain, and of the chains to which they jump, for packets. The decision is to drop

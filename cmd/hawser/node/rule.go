@@ -238,9 +238,10 @@ func (r *ruleReader) interval(begin, end []byte) (v value, isKnown bool) {
 		}
 	case r.field == inLink || r.field == outLink:
 		v.link = unix.ByteSliceToString(begin)
+		// The interval of one name ends at the key plus 1. The interval of a prefix ends at the prefix plus 1.
 		for suffix, length := range map[string]int{"": len(begin), "*": max(len(v.link), 1)} {
 			next := slices.Clone(begin)
-			next[length-1]++ // the first key after this name, or after all names with this prefix
+			next[length-1]++
 			if bytes.Equal(next, end) {
 				v.link, isKnown = v.link+suffix, true
 			}
@@ -319,7 +320,7 @@ func (r *ruleReader) readExtension(name string, info []byte) {
 func stateCondition(bits uint32, isInverted bool) condition {
 	const states, translated = 0xf, 3 << 6 // XT_CONNTRACK_STATE_SNAT and _DNAT
 	bits = bits&states | bits&translated<<24
-	isNoBit := value{mask: bits} // the state has none of the bits
+	isNoBit := value{mask: bits} // matches a state in which all of these bits are 0
 	return condition{field: ctState, isInverted: !isInverted, values: []value{isNoBit}}
 }
 

@@ -81,7 +81,7 @@ func sockets() [][]string {
 		{"/run/k0s/containerd.sock", k0s}, {"/var/snap/microk8s/common/run/containerd.sock", microk8s},
 		{"/run/k3s/containerd/containerd.sock", k3s, rke2}, {"/run/crio/crio.sock", "/var/lib/crio"},
 		{"/run/cri-dockerd.sock", "/var/lib/cri-dockerd"}}
-	const listens = "00010000" // flag of a listening socket in this file
+	const listens = "00010000" // flag of a listening socket in /proc/net/unix
 	bound, _ := os.ReadFile("/proc/net/unix")
 	for line := range strings.Lines(string(bound)) {
 		words := strings.Fields(line)

@@ -240,6 +240,7 @@ func (s *Survey) exists(id ns.Identity) bool {
 	}
 	defer netns.Close()
 	actual, err := netns.Identity()
+	// With another inode, the path now refers to another namespace. A cookie of 0 is unknown.
 	return err != nil || actual.Inode != id.Inode || actual.Cookie == 0 || id.Cookie == 0 || actual.Cookie == id.Cookie
 }
 

@@ -57,6 +57,7 @@ func hasSibling(kind string, e node.Entry) bool {
 	master := rawText(e.Raw["master"])
 	return slices.ContainsFunc(links, func(l rtnl.Link) bool {
 		isMaster := func(m rtnl.Link) bool { return m.Index == l.Peer && (m.Name == master || master == "") }
+		// A negative PeerNS means that the master is in the host's namespace.
 		return l.Kind == kind && l.PeerNS < 0 && slices.ContainsFunc(links, isMaster)
 	})
 }

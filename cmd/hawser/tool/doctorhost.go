@@ -234,8 +234,8 @@ func guards(f *facts) {
 	}
 }
 
-// maxChecks is the number of attachments after which doctor checks only one more of each unchecked network. That is
-// sufficient, because a flush of rules affects all attachments alike.
+// maxChecks is the number of attachments that doctor checks. After them, it only checks one attachment of each network
+// of which it has checked none. That is sufficient, because a flush of rules affects all attachments alike.
 const maxChecks = 300
 
 // drifts runs CHECK for live containers. It reports the first drift of each network and plugin, and names the other
@@ -333,6 +333,7 @@ func mixedPlugins(f *facts) {
 	for _, plugin := range slices.Sorted(maps.Keys(f.programs)) {
 		installed := f.programs[plugin]
 		p, isKnown := skel.FindProgram(f.Programs, plugin)
+		// A name that only ends in the plugin's name may be another project's plugin (accelerated-bridge).
 		isOther := !isKnown || plugin != p.Name && installed.kind.isForeign() && installed.kind != reference
 		if installed.err == nil && installed.info != nil && !isOther {
 			origins[installed.String()] = append(origins[installed.String()], plugin)

@@ -197,6 +197,7 @@ func overlaps(f *facts) {
 func (f *facts) findOtherRoutes(list node.List, r ranges.Range) {
 	bridge, hasOwn := ownBridge(list)
 	for _, l := range f.links {
+		// The bridge, a VLAN interface on it, or, if bridge names a VLAN interface, the bridge below it.
 		isOwn := l.Name == bridge || strings.HasPrefix(l.Name, bridge+".") || strings.HasPrefix(bridge, l.Name+".")
 		if !hasOwn || !isRouted(list) || isOwn {
 			continue

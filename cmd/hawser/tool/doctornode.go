@@ -35,6 +35,7 @@ func notReady(f *facts) {
 				entry := node.Entry{Type: plugin, Raw: list.Plugins[i].Raw}
 				single := node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{entry}}
 				err := f.Status(f.ctx, single)
+				// The error concerns only Hawser's plugin, but the installed one is the reference's.
 				isOnlyOurs := installed.kind != ours && !isDHCP && !strings.Contains(fmt.Sprint(err), missingKind)
 				if err == nil || seen[err.Error()] || isPermission(err) || isOnlyOurs {
 					continue
@@ -107,6 +108,7 @@ func vlanUplinks(f *facts) {
 		if i < 0 {
 			continue
 		}
+		// hasVLAN is also true if the containers need no uplink, or if a port's VLANs cannot be read.
 		uplinks, hasVLAN := uplinksOf(f.links, f.links[i], int(vlan))
 		for _, l := range f.links {
 			isVM := l.Kind == "tun" && l.Master == f.links[i].Index

@@ -192,10 +192,10 @@ func (i *install) all(names []string) error {
 		steps[n].result, steps[n].changed = done, done != upToDate
 		isToolNew = isToolNew || s.name == toolName
 	}
-	if firstErr == nil && isToolNew { // before that, other names may still link to the previous file
+	if firstErr == nil && isToolNew { // until then, other names may be links to the recorded previous file
 		firstErr = i.recordTool()
 	}
-	// A reader of the report may change the directory immediately.
+	// This precedes the report, because a program that reads the report may change the directory immediately.
 	err := cmp.Or(errors.Join(firstErr, i.sync()), i.requireMain(names))
 	i.report(steps)
 	i.warnNewer(steps)

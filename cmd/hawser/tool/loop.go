@@ -115,7 +115,8 @@ func (w dirWatch) wait(ctx context.Context, isRelevant func(name string) bool) e
 	}
 }
 
-// eventNames returns the file name of each inotify event, or toolName for lost events and events of the directory.
+// eventNames returns the file name of each inotify event. Lost events and events of the directory itself have no name.
+// For these, it returns toolName, which is always relevant.
 func eventNames(events []byte) (names []string) {
 	for len(events) >= unix.SizeofInotifyEvent {
 		end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(events[12:]))

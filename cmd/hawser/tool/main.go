@@ -137,8 +137,8 @@ func rootCommand(all []skel.Program, env func(string) (string, bool), vars []str
 	s.IsReference, s.IsOurs = isReference, cachedIsOurs()
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		// Go's garbage collector runs less often in commands that read the node, because they read from many plugins
-		// concurrently and keep the data until they end. watch is excluded because it runs permanently, and install
-		// because its pod has little memory.
+		// concurrently and keep the data until they end. Only these commands have the option --root. watch is excluded
+		// because it runs permanently, and install, which has no --root, because its pod has little memory.
 		if c.Flags().Lookup("root") != nil && c.Name() != "watch" {
 			runtime.GOMAXPROCS(start.Processors)
 			debug.SetGCPercent(400)

@@ -73,8 +73,9 @@ func (p *pluginDir) open(ctx context.Context, programs []skel.Program, out io.Wr
 }
 
 // readRecord reads the record. It restores a missing record from the former files in formerDir. Former files without a
-// record exist only if an installation was killed or an administrator removed the record. A damaged record was written
-// after names were replaced, so the restored record also gets the names that have the tool's file but no former file.
+// record exist only if an installation was killed or an administrator removed the record. If the record is damaged,
+// names may have been replaced already. Therefore, the restored record also gets the names that have the tool's file
+// but no former file.
 func (p *pluginDir) readRecord(programs []skel.Program) (damage, err error) {
 	p.record = map[string]original{}
 	data, err := os.ReadFile(p.backup(recordName))

@@ -73,9 +73,10 @@ func (b *backoff) next(limit time.Duration) time.Duration {
 	return b.pause
 }
 
-// schedule determines the time of the next pass. Repairs also delete rules, and so do plugins when containers end.
-// Therefore, the pause between a deletion and the pass grows while each pass is followed by another deletion, which
-// limits the load that other programs can cause. The pause stays short for deletions that no plugin makes.
+// schedule determines the time of the next pass. A pass follows a deletion after a pause. Repairs also delete rules,
+// and so do plugins when containers end. Therefore, the pause grows while each pass is followed by another deletion,
+// which limits the load that other programs can cause. The limit of addDeletion keeps the pause short for deletions
+// that no plugin makes.
 type schedule struct {
 	every     time.Duration // longest time between two passes
 	backoff   backoff       // between a deletion and the pass
@@ -83,7 +84,7 @@ type schedule struct {
 	isPending bool          // a deletion since the last pass
 }
 
-// addDeletion schedules a pass after a deletion, within limit.
+// addDeletion schedules a pass after a deletion. limit is the longest pause before the pass.
 func (s *schedule) addDeletion(limit time.Duration) {
 	if !s.isPending {
 		if time.Since(s.last) >= s.backoff.pause {

@@ -27,7 +27,7 @@ type client struct {
 	daemon       *daemon
 	log          *slog.Logger
 	ns           *ns.NS                // container's namespace; nil until it is opened
-	usePath      string                // last path found through which something else uses the namespace; empty: none
+	usePath      string                // path by which something other than the daemon uses the namespace; empty: none
 	isUncertain  bool                  // a process that cannot be read may use the namespace
 	lastError    string                // error of the last exchange; empty: none
 	mountChanged chan struct{}         // has an element after the mount table changed
@@ -89,7 +89,8 @@ func (c *client) isReady() bool {
 	}
 }
 
-// run acquires a lease and renews it until ctx or the container ends, or, before the first lease, after an error.
+// run acquires a lease and renews it until ctx ends or the container no longer exists. Before the first lease, an error
+// also ends it.
 func (c *client) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := c.exchange(ctx)
@@ -314,7 +315,7 @@ func (c *client) openNetns() error {
 	if err != nil {
 		return errors.Join(err, n.Close())
 	}
-	if c.ns = n; !isIdentified { // once it is set, other goroutines may read it
+	if c.ns = n; !isIdentified { // written only once, because other goroutines read it after the first lease
 		c.record.Netns = id
 	}
 	return nil
@@ -338,7 +339,7 @@ func (c *client) checkUse() error {
 	case isCertain:
 	case c.progress.lease == nil || sysctl.Uptime() >= c.progress.lease.expiry:
 		err = fmt.Errorf("the lease has ended, and as far as processes could be read, %w", errGone)
-	case c.ns == nil:
+	case c.ns == nil: // after a restart: there is no descriptor through which to renew the lease
 		err = errUncertain
 	default:
 		err = nil

@@ -208,7 +208,7 @@ func newLease6(l lease6, since time.Duration) *lease {
 			return nil
 		}
 		lease.expiry = max(lease.expiry, a.Until)
-		lease.renew = min(lease.renew, a.Until)
+		lease.renew = min(lease.renew, a.Until) // so that the machine removes an expired address in time
 	}
 	lease.rebind = lease.expiry
 	if l.Server != nil {

@@ -113,7 +113,8 @@ func packetSocket(index int, protocol uint16, filter []bpf.Instruction) (*linkla
 	return sock, nil
 }
 
-// receiveAllProtocols makes a socket receive the packets of all protocols. It still sends its own.
+// receiveAllProtocols makes a socket receive the packets of all protocols. The socket still sends packets of the
+// protocol with which it was opened.
 func receiveAllProtocols(sock *linklayer.Conn, index int) error {
 	raw, err := sock.SyscallConn()
 	if err != nil {

@@ -162,6 +162,7 @@ func (m *machine) packet() *packet {
 		p.src = m.lease.prefix().Addr()
 		more = []dhcpv4.Modifier{dhcpv4.WithClientIP(m.lease.ack.YourIPAddr)}
 	}
+	// A server sends unicast answers to the client's MAC address, which the interface may no longer have.
 	more = append(more, dhcpv4.WithBroadcast(m.id.Broadcast || !bytes.Equal(m.clientMAC(), m.id.MAC)),
 		dhcpv4.WithGeneric(dhcpv4.OptionParameterRequestList, m.id.Request),
 		dhcpv4.WithOption(dhcpv4.OptMaxMessageSize(1500)))

@@ -26,7 +26,8 @@ func isGone(err error) bool {
 		errors.Is(err, rtnl.ErrNoLink)
 }
 
-// hasInode reports whether a path refers to a file with the device and inode of a namespace. Inodes are reused.
+// hasInode reports whether a path refers to a file with the device and inode of a namespace. Inodes are reused, so the
+// file is certainly this namespace only while a descriptor keeps the namespace.
 func hasInode(path string, id ns.Identity) bool {
 	var st unix.Stat_t
 	err := unix.Stat(path, &st)
@@ -50,8 +51,8 @@ func findUse(hostPrefix string, id ns.Identity) (string, error) {
 	return "", cmp.Or(uncertain, errGone)
 }
 
-// onExit calls exited when the process whose /proc directory contains path has ended, unless ctx ends first. It does
-// nothing for other paths, and does not notice the end of a single thread.
+// onExit calls exited when the process whose /proc directory contains path has ended, or when ctx ends. It does nothing
+// for other paths, and does not notice the end of a single thread.
 func onExit(ctx context.Context, path string, exited func()) {
 	var pid int
 	if n, _ := fmt.Sscanf(path, "/proc/%d/", &pid); n == 0 {

@@ -73,7 +73,7 @@ func (m *machine6) prepare(ctx context.Context, l *link) error {
 		if err := l.enable6(); err != nil {
 			return err
 		}
-	} else { // after a restart, the record has no lease
+	} else { // restored from the record of a lost lease, which has no link-local address
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, exchangeTime)
 		defer cancel()

@@ -74,7 +74,7 @@ func placeRoutes(routes []rtnl.Route, former []placement) (want []rtnl.Route) {
 		}
 		if same >= 0 {
 			for _, copied := range former[same].Routes {
-				if copied.GW.IsValid() != r.GW.IsValid() {
+				if copied.GW.IsValid() != r.GW.IsValid() { // the scope depends on whether there is a gateway
 					copied.Scope = r.Scope
 				}
 				if copied.Src.IsValid() {

@@ -107,7 +107,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	c.conn = c.Host
+	c.conn = c.Host // IFBs and redirections to them may be left on the host
 	return errors.Join(c.removeLimits(rtnl.Link{}), records().Drop(ctx, c.Req.Hash()))
 }
 
@@ -191,7 +191,7 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 		link := end
 		i := slices.IndexFunc(redirects, func(r redirect) bool { return r.filter == f })
 		switch {
-		case i < 0:
+		case i < 0: // the link itself has the filter
 		case c.verifyRedirect(direction, end, redirects[i].hook, f) == nil:
 			continue
 		case len(ifbs) != len(redirects):
@@ -315,7 +315,8 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	return append(all, inside...), errors.Join(err, filterErr, insideErr)
 }
 
-// limitText describes a limit in the form of tc(8). The rate is in bytes per second.
+// limitText describes a limit in the form of tc(8). The rate is in bytes per second. The loop raises the unit while
+// that does not change the rate, or leaves at least four digits.
 func limitText(direction string, rate uint64, name string) string {
 	units := []string{"", "K", "M", "G", "T"}
 	for rate *= 8; len(units) > 1 && rate >= 1000 && (rate%1000 == 0 || rate >= 1000*1000); units = units[1:] {

@@ -14,11 +14,12 @@ import (
 
 // ifbNames returns the names that IFBs of an attachment may have:
 //
-//  1. The reference plugin's name, which does not depend on the interface: an IFB for received packets, once it is
-//     marked. The name lets DEL of either implementation find the other's IFB.
-//  2. The attachment's own name: an IFB for received packets until it is marked, and afterwards if an IFB of the
-//     container's other interface on the network has the first name; or an IFB for sent packets.
-//  3. A second name of its own: an IFB for sent packets if the other IFB has the second name.
+//  1. The reference plugin's name, which does not depend on the interface. The IFB for received packets gets it when it
+//     is marked. The name lets DEL of either implementation find the other's IFB.
+//  2. A name of this attachment. The IFB for received packets has it until it is marked, and keeps it if an IFB of
+//     another interface of the container on the network has the first name. Otherwise, the IFB for sent packets has it.
+//  3. Another name of this attachment. The IFB for sent packets has it if the IFB for received packets keeps the second
+//     name.
 func ifbNames(a cni.Attachment) []string {
 	own := a.Hash()[:12]
 	return []string{"bwp" + cni.Digest(a.Network+a.ContainerID, 12), "bwp" + own, "bws" + own}
@@ -235,6 +236,7 @@ func (c *call) restoreRedirect(end rtnl.Link, want redirect, ifb rtnl.Link, addQ
 	list, err := c.conn.Redirects(end.Index, want.hook)
 	_, rest := splitExempt(list)
 	if err == nil && len(list) > 0 {
+		// Target 0 means that the link no longer exists.
 		if len(rest) == 0 || rest[0].Target != 0 && rest[0].Target != ifb.Index {
 			return cni.Errorf(cni.CodeConflict, "interface %q: has a filter of another program; remove it", end.Name)
 		}
@@ -320,7 +322,7 @@ func (c *call) removeLimits(end rtnl.Link) error {
 			continue
 		}
 		isOwn := c.ownsIFB(l)
-		if !isOwn || end.Index == 0 {
+		if !isOwn || end.Index == 0 { // the links that redirect to it show its owner, or the missing end
 			users, err := c.findUsers(l)
 			if err == nil && end.Index == 0 && len(users) > 0 { // an attachment's IFB has only one user
 				if end = users[0]; !isOwn {
@@ -349,7 +351,7 @@ func (c *call) removeLimits(end rtnl.Link) error {
 //
 //   - No namespace and no prevResult: the IFB is treated as the attachment's.
 //   - No namespace, but a prevResult: the IFB is the attachment's if prevResult names end.
-//   - A namespace and a prevResult: the caller already knows the host end, and end is another one.
+//   - A namespace and a prevResult: the caller has found no host end of this attachment, so end belongs to another one.
 //   - A namespace, but no prevResult, as before cniVersion 0.4.0: the container's interface decides.
 func (c *call) ownEnd(end rtnl.Link) (rtnl.Link, error) {
 	if c.Req.NS == nil && (c.Req.PrevResult == nil || c.isInResult(end)) {
@@ -379,7 +381,7 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 	errs = append(errs, err)
 	isOurs := func(r rtnl.Redirection) bool { return r.Target == 0 || slices.Contains(ifbs, r.Target) }
 	var ours []uint32   // hooks whose first redirection is ours
-	var all, others int // numbers of entries: of all programs, and of programs other than ours
+	var all, others int // numbers of all filters, and of other programs' filters
 	hasExempt := false  // our hooks exempt networks
 	for _, hook := range hooks {
 		list, err := c.conn.Redirects(end, hook)
@@ -387,7 +389,7 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 			return netplugin.IgnoreNoLink(errors.Join(append(errs, err)...))
 		}
 		exempt, rest := splitExempt(list)
-		if len(rest) > 0 && !isOurs(rest[0]) {
+		if len(rest) > 0 && !isOurs(rest[0]) { // exempt entries belong to the program of the redirection after them
 			others += len(exempt)
 		} else if len(list) > 0 {
 			ours, hasExempt = append(ours, hook), hasExempt || len(exempt) > 0
@@ -415,7 +417,7 @@ func (c *call) findUsers(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 			continue
 		}
 		found := ifb.Alias != "" && l.Alias == ifb.Alias
-		// An ingress qdisc returns the same list for both.
+		// An ingress qdisc returns the same list for both hooks.
 		for _, hook := range []uint32{rtnl.ClsactReceived, rtnl.ClsactSent} {
 			list, err := c.conn.Redirects(l.Index, hook)
 			if netplugin.IgnoreNoLink(err) != nil {

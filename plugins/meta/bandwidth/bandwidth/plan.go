@@ -18,7 +18,7 @@ const (
 	frameHeader    = 14     // length of the Ethernet header, in bytes, which the MTU does not include
 )
 
-// filter describes the TBF of one direction and the filters that belong to it.
+// filter is the limit of one direction, as the kernel gets it: a TBF, and the networks that are exempt from it.
 type filter struct {
 	rtnl.TBF
 	literal rtnl.TBF // the TBF with the literal burst, as the reference creates it
@@ -61,7 +61,7 @@ func (cfg config) limits(mtu int) (l limits, err error) {
 
 // withPeak returns the TBF with a peak rate of 10 Gbit/s. The bucket of the peak rate holds the bytes of a millisecond
 // at the TBF's rate, but at least one packet of the MTU. The kernel splits segments that are longer than the bucket, so
-// no packet waits behind a segment of 64 KiB.
+// no packet waits behind a segment of 64 KiB. The TBF stays unchanged if the bucket would hold such a segment.
 func withPeak(t rtnl.TBF, mtu int) rtnl.TBF {
 	const peak, largest = 1_250_000_000, 64 << 10 // bytes/s, bytes
 	if segment := max(t.Rate/1000, uint64(mtu+frameHeader)); segment < largest {
