@@ -3,7 +3,7 @@
 # BEFORE=DIR, an older build of ours, call by call in turns, on throw-away hosts (root). PEER=DIR takes the place of
 # the reference's two; BENCH is a regexp of the rows; BENCH_TIME the time for each scenario (2s), N the most rounds of
 # each; QUICK=1 takes two minutes. The whole table goes into dist/performance.txt, too. A run of everything, of a
-# quarter of an hour, also writes the aims, some rows, starts and sizes into docs/performance.md. HAWSER_BIN is a
+# quarter of an hour, also writes the aims, some rows and the sizes into docs/performance.md. HAWSER_BIN is a
 # directory with our plugins, and one/ in it one with them as one program.
 #
 # The data path follows: what containers get from the first peer's networks and from ours, at several numbers of

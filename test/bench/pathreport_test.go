@@ -43,7 +43,7 @@ func (r *pathRow) advantage(side int) (ratios []float64) {
 
 func (r *pathRow) failed(side int) bool { return r.why[0] != "" || r.why[side] != "" }
 
-// pathTable is of all figures.
+// pathTable has all figures, each with its ratio to each side.
 func (r *report) pathTable() table {
 	t := table{head: []string{"network", "figure"}}
 	for _, row := range r.paths {
@@ -77,7 +77,7 @@ func (r *pathRow) medians() (cells []string) {
 	return cells
 }
 
-// better is the advantage over the reference's better backend.
+// better formats the advantage over the reference's better backend.
 func (r *pathRow) better() string {
 	var ratios []float64
 	for _, side := range []int{besideIPTables, besideNFTables} {
@@ -88,7 +88,7 @@ func (r *pathRow) better() string {
 	return spread(ratios)
 }
 
-// pageTables have a row for each figure of a network, and a column for each number of containers.
+// pageTables returns two tables with a row for each figure of a network and a column for each number of containers.
 func (r *report) pageTables() (medians, ratios table) {
 	var sizes []int
 	for _, row := range r.paths {
@@ -240,9 +240,10 @@ func (r *report) writePathPage(path string) {
 	medians, ratios := r.pageTables()
 	fmt.Fprintf(&s, "- %d rounds of %v\n\n![cost of a connection and of a packet](%s)\n\n%s\n", r.pathRoundCount,
 		r.pathTime, plotName, r.pathAimTable().markdown())
-	fmt.Fprintf(&s, "### Hawser, better than the reference's better backend, by number of containers\n\n%s\n",
+	fmt.Fprintf(&s, "### Ratios, by number of containers\n\n%s\n",
 		ratios.markdown())
-	fmt.Fprintf(&s, "### Medians: Hawser / reference on iptables / reference on nftables\n\n%s\n", medians.markdown())
+	const heading = "### Medians: Hawser / reference on iptables / reference on nftables, by number of containers"
+	fmt.Fprintf(&s, "%s\n\n%s\n", heading, medians.markdown())
 	replacePart(path, pathBegin, s.String())
 	plot := filepath.Join(filepath.Dir(path), plotName)
 	Expect(os.WriteFile(plot, []byte(r.plot()), 0o644)).To(Succeed())
