@@ -352,3 +352,48 @@ func TestWideProse(t *testing.T) {
 		t.Error(faults)
 	}
 }
+
+// shipped matches the files that scripts/release.sh copies into archives and packages as documentation.
+var shipped = regexp.MustCompile(`^([^/]+\.md|LICENSE|(deploy|docs)/.*|cmd/[^/]+/README\.md|plugins/[^/]+/[^/]+/README\.md)$`)
+
+// TestLinks follows the relative links of all pages: file and heading exist, and what a shipped page links to is shipped.
+func TestLinks(t *testing.T) {
+	files := map[string]bool{}
+	for _, name := range tracked(t) {
+		for ; name != "."; name = path.Dir(name) {
+			files[name] = true
+		}
+	}
+	for page := range files {
+		if !strings.HasSuffix(page, ".md") {
+			continue
+		}
+		for _, link := range relativeLink.FindAllStringSubmatch(read(t, page), -1) {
+			target, heading := page, link[2]
+			if link[1] != "" {
+				target = path.Join(path.Dir(page), link[1])
+			}
+			switch {
+			case !files[target]:
+				t.Errorf("%s: link to %s, which does not exist", page, target)
+			case shipped.MatchString(page) && !shipped.MatchString(target) && !shipped.MatchString(target+"/x"):
+				t.Errorf("%s: link to %s, which releases lack", page, target)
+			case heading != "" && !slices.Contains(anchors(read(t, target)), heading):
+				t.Errorf("%s: link to %s#%s: no such heading", page, target, heading)
+			}
+		}
+	}
+}
+
+// relativeLink matches a Markdown link without a scheme: to a file, to a heading of the same page, or to both.
+var relativeLink = regexp.MustCompile(`\]\(([^)#:\s]*)(?:#([^)\s]*))?\)`)
+
+// anchors returns the fragments that GitHub gives to the headings of a page.
+func anchors(page string) (fragments []string) {
+	for _, heading := range regexp.MustCompile("(?m)^#+ +(.*)$").FindAllStringSubmatch(page, -1) {
+		text := regexp.MustCompile(`\]\([^)]*\)`).ReplaceAllString(strings.ToLower(heading[1]), "")
+		text = regexp.MustCompile(`[^\pL\pN_ -]`).ReplaceAllString(text, "")
+		fragments = append(fragments, strings.ReplaceAll(text, " ", "-"))
+	}
+	return fragments
+}
