@@ -16,8 +16,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Edit is a table, with changes. The methods that change it update Chains and Rules to the new state, and add the lines
-// that iptables-restore needs to Lines. They add no line if the table has the wanted state. The zero value is an empty
+// Edit is a copy of a table with changes. The methods that change it update Chains and Rules to the new state, and add
+// lines for iptables-restore to Lines. They add no line if the table has the wanted state. The zero value is an empty
 // table.
 type Edit struct {
 	Chains []string
@@ -243,7 +243,7 @@ func (r Rule) Equal(o Rule) bool {
 	return slices.Equal(a, b)
 }
 
-// MissingInOrder returns the wanted rules that are missing among the live rules in this order. Others may intervene.
+// MissingInOrder returns the wanted rules that the live rules do not have in this order. Other rules may be in between.
 func MissingInOrder(live, want []Rule) (out []Rule) {
 	for _, w := range want {
 		if i := slices.IndexFunc(live, w.Equal); i >= 0 {

@@ -64,7 +64,7 @@ const (
 )
 
 const (
-	lockFile = "/run/xtables.lock" // lock of the legacy programs. Those for nf_tables do not take a lock
+	lockFile = "/run/xtables.lock" // lock of the legacy programs; the programs for nf_tables do not lock
 	exitBusy = 4                   // exit status of the programs if another process holds the lock (RESOURCE_PROBLEM)
 	attempts = 3                   // number of times that an edit is tried if other programs change the same rules
 )
@@ -75,7 +75,7 @@ type Tool struct {
 	Variant Variant
 
 	name    string // base name of the programs; empty = any of the variant
-	restore string // path of iptables-restore, if Find has found it
+	restore string // path of iptables-restore; empty = not searched yet
 }
 
 // FindTool returns the programs that are called iptables or ip6tables. Their variant is the administrator's choice. It
@@ -156,8 +156,8 @@ func Ready(nf *nft.Conn) error {
 	return nil
 }
 
-// AsFallback returns an error of the backend iptables with the reason why nftables was not used. It returns err if that
-// or reason is nil.
+// AsFallback returns err, an error of the backend iptables, with the reason why nftables was not used. It returns err
+// unchanged if reason is nil, and nil if err is nil.
 func AsFallback(err, reason error) error {
 	if err == nil || reason == nil {
 		return err
@@ -173,7 +173,8 @@ func NotInstalled(err error) bool {
 	return err == process.ErrNotFound || err != nil && NotInstalled(errors.Unwrap(err))
 }
 
-// WarnIfMissing returns err. If a missing program is its only cause, it warns of it, after what, and returns nil.
+// WarnIfMissing returns err. If missing programs are its only cause, WarnIfMissing instead warns with the text
+// "what: err" and returns nil.
 func WarnIfMissing(warn func(format string, args ...any), what string, err error) error {
 	if !NotInstalled(err) {
 		return err
@@ -289,7 +290,8 @@ func waitSeconds(ctx context.Context) int {
 	return max(1, int(time.Until(deadline).Seconds()))
 }
 
-// lockHolder returns an error that names the process that holds the xtables lock, nil if the lock is free.
+// lockHolder returns an error that names the process that holds the xtables lock. It returns nil if the lock is free or
+// cannot be examined.
 func lockHolder() error {
 	ctx, cancel := context.WithDeadline(context.Background(), time.Now())
 	defer cancel()

@@ -61,7 +61,8 @@ func (r record) Plausible() bool {
 	return r.Interfaces != nil && !slices.ContainsFunc(slices.Concat(r.addrs(), r.Exclude), isInvalid)
 }
 
-// chain returns the wanted chain, which has jumps from the record's addresses and none from other addresses in drop.
+// chain returns the wanted chain: it has jumps from the record's addresses, and no jumps from other addresses in drop
+// or, if drop is empty, from any other address.
 func (r record) chain(f nft.Family, drop []netip.Prefix) natChain {
 	c := newNATChain(f, cni.Attachment{Network: r.Network, ContainerID: r.ContainerID}, r.addrs(), drop)
 	c.Special = r.Special
@@ -178,8 +179,8 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config, isReapply bool) (e
 	if err != nil {
 		return err
 	}
-	// The record is written before the rules. Until the rules for the addresses of an earlier ADD without a DEL have
-	// been removed, it also has these addresses. If this ADD is killed, they stay in the record, which is harmless.
+	// The record is written before the rules. It keeps the addresses of an earlier ADD without a DEL until their rules
+	// have been removed. If this ADD is killed, they stay in the record, which is harmless.
 	stale := rec.Interfaces[a.IfName]
 	if isReapply && len(stale) == 0 {
 		return ErrNoRecord

@@ -196,7 +196,7 @@ func (t *tenant) refuseUnlisted(key string, value any, list string) {
 	t.refuse(key, value, "is not permitted by "+list+" of the policy")
 }
 
-const refusalsMax = 64 // after as many refusals the rest of a configuration is not checked
+const refusalsMax = 64 // after more refusals, the rest of a configuration is not checked
 
 func permits(list []string, value string) bool {
 	return slices.Contains(list, value) || slices.Contains(list, wildcard)
@@ -352,7 +352,7 @@ func (t *tenant) checkVLANs() {
 	check("vlanId", t.conf["vlanid"], t.conf["vlanid"])
 	trunk, _ := t.conf["vlantrunk"].([]any)
 	if len(trunk) > 0 && cmp.Or(text(t.conf["vlan"]), "0") == "0" && !permitsRange(t.VLANs, 1, 1) {
-		t.refuseUnlisted("vlan", 1, "vlans") // what a trunk without vlan has
+		t.refuseUnlisted("vlan", 1, "vlans") // a trunk without vlan has VLAN 1
 	}
 	for i, entry := range trunk {
 		m, _ := entry.(map[string]any)

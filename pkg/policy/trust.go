@@ -46,8 +46,8 @@ func NetworksFor(path string, conf []byte) (networks []Network, unread, err erro
 
 func defaultDirs() []string { return []string{"/etc/cni/net.d"} }
 
-// networks returns the administrator's networks for NetworksFor. Missing directories and files are not errors. Neither
-// are those that a rootless process must not read, because their networks are in another network namespace.
+// networks returns the administrator's networks for NetworksFor. Missing directories and files are not errors. In a
+// rootless process, unreadable ones are not errors either, because their networks are in another network namespace.
 func (p *Policy) networks(conf map[string]any) (networks []Network, unread error) {
 	own := p.withoutRuntimeKeys(conf)
 	report := func(err error) {

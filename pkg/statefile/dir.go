@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is an open directory. Its methods act on this directory even if its path leads to another directory now.
+// Dir is an open directory. Its methods act on this directory even if its path now names another directory.
 type Dir struct {
 	fd   int
 	path string

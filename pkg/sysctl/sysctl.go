@@ -1,8 +1,8 @@
 // Package sysctl reads and writes single values below /proc/sys/net, which belong to the calling thread's network
 // namespace. It also reads attributes of links below /sys/class/net, and the ID and the clock of this boot.
 //
-// A Key names a value, in either spelling of sysctl(8). A Key never leads out of /proc/sys/net, whatever an
-// administrator or a container has written into it.
+// A Key names a value, in either spelling of sysctl(8). It never names a file outside of /proc/sys/net, whatever text
+// an administrator or a container has put into it.
 //
 // Write first reads the value, and writes only a different one. A plugin in a container of its own therefore works with
 // a read-only /proc/sys if the host already has the right values.
@@ -68,7 +68,7 @@ func Parse(s string) (Key, error) {
 func swapSeparators(s string) string { return strings.NewReplacer(".", "/", "/", ".").Replace(s) }
 
 // Replace returns the key with value instead of the first occurrence of placeholder. A dot in value is not a separator.
-// If value would lead out of the path element, the error is ErrInvalidKey.
+// If value is not part of one path element, the error matches ErrInvalidKey.
 func (k Key) Replace(placeholder, value string) (Key, error) {
 	i := slices.IndexFunc(k.parts, func(p string) bool { return strings.Contains(p, placeholder) })
 	if i < 0 {

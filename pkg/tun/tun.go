@@ -16,7 +16,7 @@ import (
 
 const control = "/dev/net/tun"
 
-// Probe returns why this host cannot create taps: code 2 if the kernel has no tap devices.
+// Probe returns an error if this host cannot create taps. The error has code 2 if the kernel has no tap devices.
 func Probe() error {
 	f, err := os.OpenFile(control, os.O_RDWR, 0)
 	if err != nil {
@@ -25,7 +25,7 @@ func Probe() error {
 	return f.Close()
 }
 
-// lacking gives err code 2 if it means that the device does not exist.
+// lacking returns err, with code 2 if it means that the device does not exist.
 func lacking(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
 		return cni.LacksModules(err, "tun")
