@@ -57,7 +57,8 @@ func poolName(space, subnet string) string {
 	return name
 }
 
-// offset returns the key of an address in the pool. It returns "" if the pool is not of this space or address.
+// offset returns the key of an address in the pool. It returns "" if the pool belongs to another space, or if its range
+// does not contain the address.
 func (p pool) offset(space string, addr netip.Addr) string {
 	subnet, err := netip.ParsePrefix(p.Spec.Range)
 	if err != nil || !subnet.Contains(addr) || p.Metadata.Name != poolName(space, p.Spec.Range) {

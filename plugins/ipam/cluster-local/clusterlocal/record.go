@@ -163,7 +163,7 @@ func (s *session) sweepTombstones(ctx context.Context) {
 		return
 	}
 	for _, kept := range late[:min(len(late), tombstonesPerSweep)] {
-		t, age := kept.Record, tombstoneMaxAge // drop an earlier boot's, because GC lists all leases once per boot
+		t, age := kept.Record, tombstoneMaxAge // of an earlier boot: dropped, because GC lists all leases once per boot
 		if t.Boot == boot {
 			age = sysctl.Uptime() - t.Since // measured before the requests below
 		}

@@ -6,7 +6,8 @@
 // tells the caller when that is possible.
 //
 // A proxy between the node and the API server can answer in its place. Such an answer proves nothing about the
-// server, so Request.Accept checks what a successful answer must contain, and Do treats any other answer as lost.
+// server, so Request.Accept checks the content of a successful answer. Do treats an answer that Accept rejects as lost,
+// and also a redirect and every answer 5xx.
 //
 // The package has no watches, caches or typed objects. client-go would provide them, but it is many times larger than
 // the plugin, which sends a few requests and ends.

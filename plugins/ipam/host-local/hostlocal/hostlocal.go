@@ -200,7 +200,7 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 		ips[i] = cni.IP{Address: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway}
 	}
 	for i, ip := range ips {
-		if a.isSticky[i] { // must not be the last address, because other pods may return for the next ones
+		if a.isSticky[i] { // the next addresses may be other pods' sticky ones, so the next search must not begin here
 			continue
 		}
 		if err := s.setLastAddress(i, ip.Address.Addr()); err != nil {

@@ -97,7 +97,7 @@ func (s *leaseDir) hasWalked() bool { return s.index != nil && s.index.file == n
 
 func (s *leaseDir) dropIndex() {
 	if s.index != nil {
-		_ = s.index.file.Close() // also possible for nil
+		_ = s.index.file.Close() // returns an error if the index is only in memory
 		s.index = nil
 	}
 }
