@@ -53,8 +53,8 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	return nil
 }
 
-// readContainer returns the addresses of the container's interface, and the names of its host end and of the bridge of
-// the host end. Missing links have no addresses and no names.
+// readContainer returns the addresses of the container's interface, and the names of its host end and of the host end's
+// bridge. Without the interface, addrs is nil; without a host end, links is nil.
 func (c call) readContainer() (addrs []netip.Addr, links []string, err error) {
 	err = netplugin.IgnoreNoLink(c.FindHostEnd())
 	var live []rtnl.Addr
@@ -71,9 +71,10 @@ func (c call) readContainer() (addrs []netip.Addr, links []string, err error) {
 	return addrs, []string{c.HostEnd.Name, bridge.Name}, netplugin.IgnoreNoLink(err)
 }
 
-// checkUnreachable returns an error for an address for which RouteTo returned the error unreachable, unless packets to
-// the address can pass only the bridge. A routing rule can forbid the host's own packets and still let the host forward
-// packets to the address, possibly through "BRIDGE.VLAN".
+// checkUnreachable decides about an address for which RouteTo returned the error unreachable. It returns nil if the
+// host has no route to the address, or if the bridge has no interface "BRIDGE.VLAN". Otherwise it returns an error,
+// because a routing rule can forbid the host's own packets and still let the host forward packets through either
+// interface.
 func (c call) checkUnreachable(bridge rtnl.Link, unreachable error) error {
 	if errors.Is(unreachable, unix.ENETUNREACH) { // no route
 		return nil

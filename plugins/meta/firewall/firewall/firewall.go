@@ -210,8 +210,9 @@ func (c call) removeStale(ctx context.Context, s *store, r *record) error {
 }
 
 // chooseBackend returns the configured backend. By default it returns firewalld if firewalld is running and
-// checkSources accepts the record's addresses, otherwise nftables. nftables also replaces a configured firewalld if a
-// userspace driver has the container's device, because checkSources refuses addresses that no interface has.
+// checkSources accepts the record's addresses, otherwise nftables. If a userspace driver has the container's device,
+// the container has no interface, and checkSources refuses its addresses. nftables then also replaces a configured
+// firewalld.
 func (c call) chooseBackend(ctx context.Context, cfg config, r *record) (backend, error) {
 	if cfg.backend == nftables || cfg.backend == iptables {
 		return cfg.backend, nil

@@ -154,8 +154,8 @@ func (ft *forwardTable) stage(tx *nft.Tx) error {
 // nftRule returns one of the rules in the form of iptables-nft, without its counter.
 func (ft *forwardTable) nftRule(r ipt.Rule) nft.Rule {
 	if r.Chain == acceptedChain {
-		// struct xt_mark_mtinfo1. iptables before 1.8.8 would list a rule that compares the fwmark in another form as a
-		// rule without a match.
+		// struct xt_mark_mtinfo1. iptables before 1.8.8 does not know other forms of this comparison, and would list
+		// the rule without a match.
 		info := make([]byte, 16)
 		binary.NativeEndian.PutUint32(info, fwmarkOf(ft.r.Bit))
 		binary.NativeEndian.PutUint32(info[4:], fwmarkOf(ft.r.Bit))
@@ -238,8 +238,9 @@ func (ft *forwardTable) verify(ctx context.Context) error {
 	return errors.Join(diffs...)
 }
 
-// removeSharedChains deletes, if no attachment needs them any more, the rules that accept the fwmark bit, and then the
-// chains. Sets and the chains of iptables, which do not affect packets, stay.
+// removeSharedChains deletes the rules in iptables that accept the fwmark bit, and then this plugin's chains in
+// nftables, if no attachment needs them any more. Sets, and the chains in iptables, stay, because they do not affect
+// packets.
 func (c call) removeSharedChains(ctx context.Context, s *store) error {
 	isUsed, err := s.Any(func(o record) bool { return o.Backend != iptables })
 	if err != nil || isUsed {

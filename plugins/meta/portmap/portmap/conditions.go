@@ -17,8 +17,9 @@ import (
 // host (connbytes turns on accounting of connections, and physdev packet filters for bridges). A lookup in an ipset
 // (set) is permitted, although it increments the counters of a set that has counters.
 
-// iptablesMatches are the matches of iptables that conditions may use, and iptablesOptions are their options and those
-// that need no match. Each permitted match may have each option, because iptables refuses options of other matches.
+// iptablesMatches lists the matches of iptables that conditions may use. iptablesOptions lists the permitted options:
+// those of these matches, and those that need no match. Each match may have each option, because iptables refuses the
+// options of other matches.
 const (
 	iptablesMatches = "addrtype comment connlimit connmark conntrack cpu devgroup dscp ecn helper hl iprange length " +
 		"limit mac mark multiport owner pkttype policy sctp set state statistic string tcp tcpmss time tos ttl u32 udp"
@@ -113,8 +114,9 @@ const (
 	nftOps   = "== != < > <= >= ! eq ne lt gt le ge"
 )
 
-// nftReader reads the words of a condition. An nft rule is a list of statements. The condition may have only those that
-// match. They are read as nft reads them, so that no word of a value is the beginning of another statement.
+// nftReader reads the words of a condition. An nft rule is a list of statements, and each statement of a condition must
+// be a match. nftReader ends each statement where nft does, so that it cannot read the beginning of another statement
+// as a value.
 type nftReader struct {
 	words []string
 	next  int
@@ -293,8 +295,8 @@ func (r *nftReader) value() bool {
 	return true
 }
 
-// isNFTValue reports whether nft reads all of a word as one value or as a range. It separates a number from a keyword
-// behind it. Behind a field, the keywords set, map and vmap begin no value.
+// isNFTValue reports whether nft reads a whole word as one value or as a range. nft would split 80accept into a number
+// and a keyword. After a field, the keywords set, map and vmap are not values.
 func isNFTValue(word string) bool {
 	first := rune(word[0])
 	switch {
@@ -337,7 +339,7 @@ func syntaxOf(tokens []string) ipt.Backend {
 	return nftables
 }
 
-// checkTokens returns an error for tokens that would end the condition, and for conditions that make many rules.
+// checkTokens returns an error for tokens that would end the condition, and for conditions that make too many rules.
 func checkTokens(key string, tokens []string) error {
 	var problems cni.Problems
 	if len(strings.Join(tokens, " ")) > conditionMax {

@@ -118,8 +118,8 @@ func (p *publication) attempt(ctx context.Context) error {
 	return nil
 }
 
-// resolveOwnRecord refuses a second ADD of a live attachment. It removes the rules of a stale record of the attachment,
-// because attempt overwrites the record, without which DEL would not find them.
+// resolveOwnRecord refuses a second ADD of a live attachment. If the attachment has a stale record, resolveOwnRecord
+// removes the rules of that record, because attempt overwrites it, and DEL would then not find them.
 func (p *publication) resolveOwnRecord(ctx context.Context) error {
 	own, ok, err := p.store.Get(p.r.Hash())
 	if err != nil || !ok || p.isRecorded {
@@ -223,7 +223,7 @@ func (p *publication) save(ctx context.Context) error {
 
 // resolveNFTables decides about the owners of conflicting elements. others has the elements with the keys of the wanted
 // ports. A wanted port of all addresses also conflicts with elements of single addresses. Their keys are not known, so
-// the maps of single addresses, which are short, are read as a whole.
+// the maps of single addresses, which are usually short, are read as a whole.
 func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []nft.Item) error {
 	addrMaps := nft.Owned{Layout: nft.Layout{Table: table}}
 	for _, f := range nft.Families() {

@@ -97,7 +97,8 @@ func (r *record) sharesContainer(other *record) bool {
 	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Location.Netns.Is(other.Location.Netns)
 }
 
-// location identifies an attachment's namespace and host end. An attachment without them does not own host ports.
+// location identifies an attachment's namespace and host end. They show whether the attachment still owns its host
+// ports.
 type location struct {
 	NetnsPath string      `json:"netnsPath"`
 	Netns     ns.Identity `json:"netns"`

@@ -19,7 +19,7 @@ import (
 // ID; it does not name the network.
 func referenceTable(f nft.Family) nft.Table { return nft.Table{Family: f, Name: "cni_hostport"} }
 
-// isReference reports whether the rule, which is in referenceTable, is in a chain with rules of containers.
+// isReference reports whether a rule of referenceTable is in one of the chains that have containers' rules.
 func isReference(rule nft.LiveRule) bool {
 	return slices.Contains([]string{"hostports", "hostip_hostports", "masquerading"}, rule.Chain)
 }

@@ -42,7 +42,8 @@ type routing struct {
 type route struct {
 	rtnl.Route                // with the first of several next hops
 	copy       rtnl.RouteCopy // with all attributes
-	// isKept is true if the kernel could delete the route from the main table only with other interfaces' next hops.
+	// isKept is true if the route must stay in the main table, because the kernel could delete it only together with
+	// next hops through other interfaces.
 	isKept bool
 }
 

@@ -111,7 +111,8 @@ func (d *driver) similar(v value) string {
 	return "; similar features: " + strings.Join(names, ", ")
 }
 
-// set writes a value, unless the interface already has it. It compares a feature's requested, not its active state.
+// set writes a value, unless the interface already has it. For a feature, it compares the requested state, because the
+// active state can differ.
 func (d *driver) set(v value) error {
 	have, _, err := d.read(v)
 	if err != nil || have.Wanted == v.Value {

@@ -82,7 +82,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return netplugin.InContainer(req, func(c *netplugin.Call) error { return container{c, cfg}.verify() })
 }
 
-// reapply writes the configured values if the attachment has a record, under the lock under which DEL removes it.
+// reapply writes the configured values if the attachment has a record. Like DEL, it holds the lock of the records.
 func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	s, err := openStore(ctx, req, cfg.DataDir, false)
 	if err != nil {
