@@ -324,7 +324,7 @@ func (r *reclaimer) hasHostEnd(l lease) bool {
 		links, err := host.LinkSummaries()
 		r.uncertain = cmp.Or(r.uncertain, err)
 		for _, l := range links {
-			if hash, _, _ := strings.Cut(l.Alias, " "); l.IsPairEnd() { // not an IFB of bandwidth, which outlives the container
+			if hash, _, _ := strings.Cut(l.Alias, " "); l.IsPairEnd() { // not an IFB, which outlives the container
 				r.hostEnds[hash] = true
 			}
 		}

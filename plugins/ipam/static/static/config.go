@@ -97,7 +97,7 @@ func (wire *wireConfig) sources(args string) (list []source, err error) {
 	problems.Add(err)
 	split := func(r rune) bool { return r == ',' || r == ' ' }
 	for _, text := range strings.FieldsFunc(values["IP"], split) {
-		if len(list) > maxAddresses {
+		if len(list) >= maxAddresses {
 			problems.Add(cni.Refuse("CNI_ARGS IP", nil, fmt.Sprintf("makes more than %d addresses", maxAddresses)).
 				WithCode(cni.CodeEnvironment))
 			break

@@ -163,6 +163,8 @@ var _ = Describe("ADD", func() {
 			`"addresses": [`+strings.TrimSuffix(strings.Repeat(`{"address": "10.1.0.5/24"},`, 30000), ",")+`]`, ""),
 		Entry("more of CNI_ARGS", cni.CodeEnvironment, "CNI_ARGS IP: makes more than 64 addresses", `"addresses": []`,
 			"IP=10.1.0.5/24"+strings.Repeat(",10.1.0.5/24", 5000)),
+		Entry("one more of CNI_ARGS", cni.CodeEnvironment, "CNI_ARGS IP: makes more than 64 addresses",
+			`"addresses": []`, "IP=10.1.0.5/24"+strings.Repeat(",10.1.0.5/24", 64)),
 		Entry("a broadcast address", cni.CodeConfig,
 			"ipam.addresses[0].address: 10.10.0.255/24 is the broadcast address",
 			`"addresses": [{"address": "10.10.0.255/24"}]`, ""),
