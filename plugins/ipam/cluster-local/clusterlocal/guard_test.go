@@ -257,6 +257,14 @@ var _ = Describe("cluster-local import", Label("cluster-import"), func() {
 		Expect(s.leaseNames()).To(HaveLen(2))
 	})
 
+	DescribeTable("reports a kubeconfig that cannot be used", func(path, want string) {
+		a := run("--kubeconfig", path)
+		Expect(a.Code).To(Equal(1))
+		Expect(a.Stderr).To(ContainSubstring(want))
+	},
+		Entry("because it is missing", "/etc/nowhere", "kubeconfig /etc/nowhere: open"),
+		Entry("because a container may have written it", "/tmp/k", `--kubeconfig: "/tmp/k" is not below /etc`))
+
 	It("reports addresses that it cannot import, and imports the others", func() {
 		runs("new", "10.30.0.6")                        // of no pool
 		runs("other", "10.30.0.5")                      // of another container

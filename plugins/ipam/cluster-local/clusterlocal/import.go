@@ -76,6 +76,9 @@ func (i *importRun) run(ctx context.Context) error {
 		for _, f := range files {
 			path := filepath.Join(dir, "results", f.Name())
 			data, err := statefile.ReadRegular(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // DEL has removed it since
+			}
 			var c cachedAttachment
 			if err == nil {
 				err = json.Unmarshal(data, &c)
@@ -83,7 +86,7 @@ func (i *importRun) run(ctx context.Context) error {
 			if err == nil && c.Container != "" {
 				err = i.importAttachment(ctx, c)
 			}
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", path, err))
 			}
 		}
@@ -114,7 +117,9 @@ func (i *importRun) importAttachment(ctx context.Context, c cachedAttachment) er
 		if err != nil {
 			return err
 		}
-		p.kubeconfig, p.node = cmp.Or(i.kubeconfig, p.kubeconfig), cmp.Or(i.node, p.node)
+		if p.node = cmp.Or(i.node, p.node); i.kubeconfig != "" {
+			p.kubeconfig, p.keys.kubeconfig = i.kubeconfig, "--kubeconfig"
+		}
 		return i.importLeases(ctx, p, c, result)
 	}
 	return nil
