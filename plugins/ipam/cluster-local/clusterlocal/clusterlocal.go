@@ -35,7 +35,7 @@ func (s *session) connect(ctx context.Context) error {
 	if s.cluster.api != nil {
 		return nil
 	}
-	if err := s.checkKubeconfig(); err != nil {
+	if err := checkHostFile(s.keys.kubeconfig, s.kubeconfig); err != nil {
 		return err
 	}
 	client, err := kube.Open(ctx, s.kubeconfig)

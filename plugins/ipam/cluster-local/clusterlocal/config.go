@@ -65,21 +65,17 @@ var hostDirs = []string{"/var/lib/kubelet", "/var/lib/k0s", "/var/lib/rancher/k3
 var hostTrees = []string{"/etc/", "/var/lib/rancher/k3s/agent/etc/", "/var/lib/rancher/rke2/agent/etc/",
 	"/var/snap/microk8s/current/args/"}
 
-// isHostFile reports whether only the host's root can have written the file at path or a symbolic link in the path.
-func isHostFile(path string) bool {
+// checkHostFile returns an error unless only the host's root can have written the file at path or a symbolic link in
+// the path. key is the key that names the file. A container's kubeconfig could name any file of the host as a token,
+// and a server to send it to.
+func checkHostFile(key, path string) error {
 	isBelowPath := func(dir string) bool { return strings.HasPrefix(path, dir) }
-	return filepath.Clean(path) == path &&
-		(slices.ContainsFunc(hostTrees, isBelowPath) || slices.Contains(hostDirs, filepath.Dir(path)))
-}
-
-// checkKubeconfig refuses a file that a container may have written. Such a kubeconfig could name any file of the host
-// as a token, and a server to send it to.
-func (p place) checkKubeconfig() error {
-	if isHostFile(p.kubeconfig) {
+	if filepath.Clean(path) == path &&
+		(slices.ContainsFunc(hostTrees, isBelowPath) || slices.Contains(hostDirs, filepath.Dir(path))) {
 		return nil
 	}
-	return cni.Refuse(p.keys.kubeconfig, p.kubeconfig, "is not below "+strings.Join(hostTrees, ", ")+
-		", nor a file in "+strings.Join(hostDirs, ", ")+"; a container may have written a file elsewhere")
+	return cni.Refuse(key, path, "is not below "+strings.Join(hostTrees, ", ")+", nor a file in "+
+		strings.Join(hostDirs, ", ")+"; a container may have written a file elsewhere")
 }
 
 type config struct {
@@ -144,7 +140,7 @@ func (cfg *config) checkPlace(req *skel.Request, problems *cni.Problems) {
 	if cfg.guard != "" && cfg.guard != "whereabouts" {
 		problems.Add(cni.Refuse("ipam.guard", cfg.guard, `must be "whereabouts"`))
 	}
-	problems.Add(cfg.checkKubeconfig())
+	problems.Add(checkHostFile(cfg.keys.kubeconfig, cfg.kubeconfig))
 	if len(req.Network) > nameMax {
 		problems.Add(cni.Refuse("name", req.Network, "is longer than 253 bytes, the limit of a lease"))
 	}

@@ -189,6 +189,20 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 			Equal("own; /etc/flat; 10.0.0.1-10.0.0.254"))
 	})
 
+	It("lists of the configuration replace those of the flat file", func() {
+		Expect(ownDirs()).To(Succeed())
+		file := hostFile("/etc/ssl", `{"ipRanges":[{"range":"10.0.0.0/24","range_start":"10.0.0.10"},
+			{"range":"10.5.0.0/24"}],"addresses":[{"address":"10.9.9.9/24","gateway":"10.9.9.1"}],
+			"routes":[{"dst":"0.0.0.0/0","gw":"10.0.0.254"}]}`)
+		cfg, err := Whereabouts().Parse(request(fmt.Sprintf(`"configuration_path":%q,
+			"ipRanges":[{"range":"10.1.0.0/24"}],"addresses":[{"address":"10.8.8.8/24"}],
+			"routes":[{"dst":"10.7.0.0/16"}]`, file)))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(fmt.Sprint(cfg.sets)).To(Equal("[10.1.0.1-10.1.0.254]"))
+		Expect(cfg.staticIPs[0].Gateway.IsValid()).To(BeFalse())
+		Expect(cfg.routes[0].GW.IsValid()).To(BeFalse())
+	})
+
 	DescribeTable("a file of its own", func(path, want string) {
 		Expect(ownDirs()).To(Succeed())
 		Expect(syscall.Mkfifo("/etc/ssl/fifo", 0o600)).To(Or(Succeed(), MatchError(syscall.EEXIST)))
@@ -197,7 +211,7 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 		Expect(Problems(err)).To(ConsistOf(And(HavePrefix("7 ipam.configuration_path: "), ContainSubstring(want),
 			Not(ContainSubstring("secret")))))
 	},
-		Entry("that a container may have written", "/var/lib/kubelet/pods/1/x", "is not below /etc"),
+		Entry("that a container may have written", "/var/lib/kubelet/pods/1/x", "nor a file in /var/lib/kubelet"),
 		Entry("beside that place", "/etc/../tmp/x", "is not below /etc"),
 		Entry("that never ends", "/etc/ssl/fifo", "not a regular file"),
 		Entry("that is a secret is not quoted", "/etc/ssl/shadow", "is not JSON with these keys"))

@@ -83,9 +83,8 @@ func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 	}
 	files := flatFiles
 	if w.IPAM.Path != "" {
-		if !isHostFile(w.IPAM.Path) {
-			return w, cni.Refuse("ipam.configuration_path", w.IPAM.Path, "is not below "+
-				strings.Join(hostTrees, ", ")+"; a container may have written a file elsewhere")
+		if err := checkHostFile("ipam.configuration_path", w.IPAM.Path); err != nil {
+			return w, err
 		}
 		files = append([]string{w.IPAM.Path}, files...)
 	}
@@ -100,6 +99,16 @@ func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 		}
 		if err != nil {
 			return w, cni.Refuse("ipam.configuration_path", file, fmt.Sprintf("cannot be read: %v", err))
+		}
+		// The decoder would merge an element of the configuration's list with the file's element of the same number.
+		if w.IPAM.Ranges != nil {
+			flat.IPAM.Ranges = nil
+		}
+		if w.IPAM.Routes != nil {
+			flat.IPAM.Routes = nil
+		}
+		if w.IPAM.Addresses != nil {
+			flat.IPAM.Addresses = nil
 		}
 		return flat, req.Decode(&flat)
 	}
@@ -188,7 +197,8 @@ func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 	return sets, problems.Err()
 }
 
-// setGateway sets the gateway of the ranges whose subnet contains it or, if there are none, of all of its family.
+// setGateway sets the gateway of all ranges whose subnet contains it or, if there are none, of all ranges of its
+// family.
 func setGateway(sets []ranges.Set, gateway netip.Addr) error {
 	for _, matches := range []func(netip.Prefix) bool{
 		func(p netip.Prefix) bool { return p.Contains(gateway) },
