@@ -274,7 +274,7 @@ func status(ctx context.Context, req *skel.Request, cfg *config) error {
 	}
 	s := &session{place: cfg.place}
 	if err := s.connect(ctx); err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "%s: %w", s.keys.kubeconfig, err)
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
 	if cfg.onStoreDown != "warn" && cfg.onStoreDown != "fail" {
 		return nil
@@ -306,9 +306,10 @@ func (a *allocation) allocate(ctx context.Context, n int, set ranges.Set) (netip
 	if asked := a.cfg.requested[n]; asked.Addr.IsValid() {
 		err := a.reserve(ctx, set, asked.Addr)
 		if errors.Is(err, errTaken) {
-			holder, ok, _ := a.session.cluster.getLease(ctx, nameOf(a.session.space, asked.Addr))
-			owner := holder.String()
-			if e, isAllocated := findEntry(a.session.pools, a.session.space, asked.Addr); isAllocated && !ok {
+			owner := "an unknown owner"
+			if holder, ok, _ := a.session.cluster.getLease(ctx, nameOf(a.session.space, asked.Addr)); ok {
+				owner = holder.String()
+			} else if e, ok := findEntry(a.session.pools, a.session.space, asked.Addr); ok {
 				owner = fmt.Sprintf("a container that uses whereabouts, pod %q", e.Pod)
 			}
 			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+

@@ -17,6 +17,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -235,6 +236,18 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		Expect(b.fails(cni.CodeConflict, "ADD", "two")).To(And(ContainSubstring("runtimeConfig.ips[0]"),
 			ContainSubstring(`node "node-a"`), ContainSubstring(`pod "shop/web-0"`)))
 		Expect(b.records()).To(BeEmpty())
+	})
+
+	It("invents no owner of an address whose lease is gone when it asks who has it", func() {
+		s, n := newNode()
+		s.set(func(w http.ResponseWriter, r *http.Request, _ func()) bool {
+			if r.Method == "POST" {
+				refuse(w, http.StatusConflict, "AlreadyExists", "default.10.30.0.5", "already exists")
+			}
+			return r.Method == "POST"
+		})
+		n.args = "IP=10.30.0.5"
+		Expect(n.fails(cni.CodeConflict, "ADD", "one")).To(ContainSubstring("already for an unknown owner"))
 	})
 
 	It("takes ranges from the runtime", func() {
@@ -730,7 +743,12 @@ var _ = Describe("STATUS", Label("cluster-status"), func() {
 		Expect(warned.Code).To(BeZero())
 		Expect(warned.Stderr).To(ContainSubstring("cannot reach the leases"))
 		n.withKeys(Object{"statusOnStoreDown": "fail"}).fails(cni.CodeUnavailable, "STATUS", "")
-		n.kubeconfig, n.limit = "/etc/nowhere", nstest.Patience(20*time.Second)
+		n.limit = nstest.Patience(20 * time.Second)
+		Expect(os.WriteFile("/etc/ssl/hostname", []byte("no node\n"), 0o600)).To(Succeed())
+		Expect(unix.Mount("/etc/ssl/hostname", "/etc/hostname", "", unix.MS_BIND, "")).To(Succeed())
+		DeferCleanup(unix.Unmount, "/etc/hostname", 0)
+		Expect(n.withKeys(Object{"node": ""}).fails(cni.CodeUnavailable, "STATUS", "")).To(HavePrefix("ipam.node: "))
+		n.kubeconfig = "/etc/nowhere"
 		Eventually(func() time.Duration { // one that is tried again takes a second each time, a busy machine not
 			began := time.Now()
 			Expect(n.fails(cni.CodeUnavailable, "STATUS", "")).To(ContainSubstring("/etc/nowhere"))
