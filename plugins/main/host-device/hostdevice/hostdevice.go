@@ -75,6 +75,7 @@ func del(ctx context.Context, req *skel.Request) error {
 		return err
 	}
 	r, findErr := c.findRecord()
+	_ = c.records.Close() // before IPAM runs, which may take long
 	return attach.DelInterface(ctx, req, func() error {
 		if findErr != nil {
 			return findErr
@@ -85,12 +86,18 @@ func del(ctx context.Context, req *skel.Request) error {
 		}
 		return attach.Flush(c.Cont, l)
 	}, func() (gone bool, err error) {
-		if err = findErr; err == nil {
-			err = c.moveBack(ctx, r, c.Cont)
-		}
-		if errors.Is(err, rtnl.ErrNoLink) {
-			err = c.records.Drop(ctx, req.Hash()) // a damaged record, which findRecord does not return
-		}
+		lockCtx, cancel := skel.WithTwoThirds(ctx)
+		defer cancel()
+		err = records().Locked(lockCtx, func(locked *store) error {
+			err := findErr
+			if err == nil {
+				err = call{c.Call, locked}.moveBack(ctx, r, c.Cont)
+			}
+			if errors.Is(err, rtnl.ErrNoLink) {
+				err = locked.Drop(ctx, req.Hash()) // a damaged record, which findRecord does not return
+			}
+			return err
+		})
 		return err == nil, err
 	})
 }
@@ -157,7 +164,8 @@ func moveIn(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 			return r, err
 		}
 	}
-	// One message, so that a killed call leaves the device unchanged, or with the reference plugin's alias.
+	// One message, so that a killed call leaves the device either on the host under its name, or in the container with
+	// the alias by which the reference plugin's DEL finds it.
 	err = c.Host.SetLink(l.Index, rtnl.LinkChange{Netns: c.Cont, Name: c.Req.IfName, Alias: &l.Name})
 	if errors.Is(err, unix.EINVAL) {
 		return r, cni.Refuse(d.Key, d.Value, fmt.Sprintf("is interface %q, which cannot move to a namespace: %v",
@@ -190,10 +198,12 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 		if !isOwn && !isSameDevice {
 			continue
 		}
-		if isOwn || !isOnHost {
-			if err := r.refuseHeld(c.Req.Attachment); err != nil {
-				return l, err
-			}
+		switch err := r.refuseHeld(c.Req.Attachment); {
+		case err == nil:
+		case isOwn || !isOnHost:
+			return l, err
+		case !l.IsHardware():
+			continue // the container has its device, so l is another one with the same name and MAC address
 		}
 		if err := c.moveBack(ctx, r, nil); err != nil {
 			return l, err

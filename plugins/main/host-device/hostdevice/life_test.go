@@ -134,6 +134,21 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(b.As("CHECK"))
 	})
 
+	It("takes a new device of the same name and MAC address, and brings home both", Label("device-owner"), func() {
+		w := newWorld()
+		a := attached(w, conf(Object{"ipam": nil}))
+		IP(w.Host, "link set d0p name old")
+		addDevice(w, "d0", mac0)
+		before := links(w)
+		b := w.AttachIn(nstest.NewNetns(), Call{ID: "two", IfName: "net1", Conf: conf(Object{"ipam": nil})})
+		w.Succeeds(b.As("DEL"))
+		Expect(links(w)).To(Equal(before))
+		IP(w.Host, "link del d0")
+		IP(a.Host, "link set net1 mtu 1300")
+		w.Succeeds(a.As("DEL"))
+		Expect(Show(w.Host, "d0").MTU).To(Equal(1400))
+	})
+
 	It("refuses lo, which can be nowhere else, and leaves that of the container up", func() {
 		w := newWorld()
 		cont := nstest.NewNetns()
@@ -416,6 +431,16 @@ var _ = Describe("DEL", func() {
 			Expect(Names(a.Host, "")).To(Equal([]string{"net0"}))
 		}
 	})
+
+	DescribeTable("keeps no other call waiting while the IPAM plugin works", func(ipam string) {
+		nstest.NeedProgram("flock")
+		w := newWorld()
+		a := attached(w, conf(Object{"ipam": Object{"type": ipam}}))
+		w.On("DEL", `cat >/dev/null; flock --nonblock /run/hawser/host-device/lock touch "$d/free"`)
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(w.Host, "")).To(ConsistOf("d0", "d0p"))
+		Expect(w.Dir + "/free").To(BeAnExistingFile())
+	}, Entry("before the device goes home", "fake"), Entry("when the device is home", "whereabouts"))
 
 	It("asks an IPAM plugin that needs the interface before the device goes home", func() {
 		w := newWorld()
