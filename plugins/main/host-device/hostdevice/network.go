@@ -52,7 +52,8 @@ type network struct {
 var errNoAddress = &cni.Error{Code: cni.CodeTryAgain,
 	Msg: "useInterfaceNetwork: the device has no address on the host; wait until the host has configured it"}
 
-// waitAddress waits until a device has an address and its network does not change any more, or for addressTimeout.
+// waitAddress waits until a device has an address for the container and its network does not change any more, or for
+// addressTimeout.
 func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 	ctx, cancel := context.WithTimeout(ctx, addressTimeout)
 	defer cancel()
@@ -61,7 +62,8 @@ func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 		return
 	}
 	err = host.WaitAddrs(ctx, l.Index, func(addrs []rtnl.AddrCopy) string { // best effort: ADD reads them again
-		if slices.ContainsFunc(addrs, isGlobal) {
+		var n network
+		if n.keepAddrs(addrs); n.hasAddress() {
 			return ""
 		}
 		return "an address"
@@ -69,6 +71,11 @@ func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 	if err == nil {
 		host.WaitQuiet(ctx, l.Index, settleTime)
 	}
+}
+
+// hasAddress reports whether the container gets an address.
+func (n *network) hasAddress() bool {
+	return slices.ContainsFunc(n.Addrs, isGlobal) || len(n.Advertised) > 0
 }
 
 // isGlobal reports whether an address is not an IPv6 link-local address, which each link has.
@@ -89,7 +96,7 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 		return nil, err
 	}
 	n.keepAddrs(addrs)
-	if !slices.ContainsFunc(n.Addrs, isGlobal) && len(n.Advertised) == 0 {
+	if !n.hasAddress() {
 		return nil, errNoAddress
 	}
 	routes, err := c.Host.LinkRoutes(l.Index)
@@ -347,7 +354,7 @@ func gateway(p netip.Prefix, routes []rtnl.Route) netip.Addr {
 
 // routes returns the routes that the container got, as a result contains them. Before version 1.1.0 a result has
 // neither tables nor scopes. Other plugins would mistake routes of other tables for routes of the main table, and
-// routes to the link for routes through the default gateway, so both are omitted.
+// routes without a gateway for routes through the default gateway, so both are omitted.
 func (n *network) routes(version string) (list []cni.Route) {
 	for _, r := range n.InsideRoutes {
 		for _, hop := range r.Hops() {

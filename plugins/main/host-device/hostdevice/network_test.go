@@ -340,6 +340,18 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		Expect(w.Add(add).IPs).To(HaveLen(1))
 	})
 
+	It("waits while the device has only an address that the container does not get", func() {
+		w := newWorld()
+		IP(w.Host, "addr add 2001:db8:1::9/64 nodad mngtmpaddr valid_lft 600 preferred_lft 0 dev d0")
+		go func() {
+			defer GinkgoRecover()
+			w.AwaitSubscription("00000111") // links and addresses
+			IP(w.Host, "addr add 10.0.0.5/24 dev d0")
+		}()
+		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, IfName: "net1", Conf: uses()}
+		Expect(w.Add(add).IPs).To(ConsistOf(HaveField("Address", "10.0.0.5/24")))
+	})
+
 	It("waits for the routes that a network manager adds after the address", func() {
 		w := newWorld()
 		go func() {
