@@ -324,7 +324,8 @@ func (r *reclaimer) hasHostEnd(l lease) bool {
 		links, err := host.LinkSummaries()
 		r.uncertain = cmp.Or(r.uncertain, err)
 		for _, l := range links {
-			if hash, _, _ := strings.Cut(l.Alias, " "); l.IsPairEnd() { // not an IFB, which outlives the container
+			// An IFB is not a pair's end, and outlives the container.
+			if hash, _, _ := strings.Cut(l.Alias, " "); l.IsPairEnd() {
 				r.hostEnds[hash] = true
 			}
 		}
