@@ -192,12 +192,13 @@ func (c *Conn) callOnce(call func(h *netlink.Handle) error) error {
 	return call(c.h)
 }
 
-// isDisturbed reports whether a message of another process was received instead of the kernel's answer.
+// isDisturbed reports whether a message of another process was received instead of the kernel's, or took its room.
 func isDisturbed(err error) bool {
 	if err == nil {
 		return false
 	}
-	return strings.HasPrefix(err.Error(), "Wrong sender portid") || errors.Is(err, unix.ENOBUFS)
+	return strings.HasPrefix(err.Error(), "Wrong sender portid") || errors.Is(err, unix.ENOBUFS) ||
+		err.Error() == "Got short response from netlink"
 }
 
 // send sends a message on the raw socket and returns the answers.

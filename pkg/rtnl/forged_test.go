@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -126,9 +128,6 @@ var _ = It("a list that changes all the time is read with pauses, and not for ev
 // dialAmong dials in the thread's namespace and sends messages to the sockets.
 func dialAmong(messages int) *Conn {
 	GinkgoHelper()
-	forger, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-	Expect(err).NotTo(HaveOccurred())
-	defer unix.Close(forger)
 	others := ports()
 	c := nstest.Must(Dial(nil))
 	DeferCleanup(c.Close)
@@ -138,13 +137,22 @@ func dialAmong(messages int) *Conn {
 			continue
 		}
 		ours++
-		for range messages {
-			err := unix.Sendto(forger, forgedLink(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port})
-			Expect(err).To(Or(Succeed(), MatchError(unix.EAGAIN))) // the latter: no more fits
-		}
+		forge(port, slices.Repeat([][]byte{forgedLink()}, messages)...)
 	}
 	Expect(ours).To(Equal(2))
 	return c
+}
+
+// forge sends messages to the socket with a port number.
+func forge(port uint32, messages ...[]byte) {
+	GinkgoHelper()
+	forger, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	Expect(err).NotTo(HaveOccurred())
+	defer unix.Close(forger)
+	for _, m := range messages {
+		err := unix.Sendto(forger, m, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port})
+		Expect(err).To(Or(Succeed(), MatchError(unix.EAGAIN))) // the latter: no more fits
+	}
 }
 
 // ports are the port numbers of our process's netlink sockets.
@@ -169,6 +177,53 @@ func forgedLink() []byte {
 	answer = binary.NativeEndian.AppendUint32(answer, 1) // the number of the request
 	return append(append(answer, 0, 0, 0, 0), link...)
 }
+
+var _ = It("a message that another process sends is no event", Label("forged-netlink"), func() {
+	nstest.NewHost().Do(func() {
+		c := nstest.Must(Dial(nil))
+		DeferCleanup(c.Close)
+		ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(nstest.Hang))
+		defer cancel()
+		others, looks := ports(), 0
+		Expect(c.wait(ctx, 1, func() (string, error) {
+			looks++
+			switch looks {
+			case 1: // before the subscription
+			case 2:
+				routeWithoutBody := binary.NativeEndian.AppendUint32(nil, unix.SizeofNlMsghdr)
+				routeWithoutBody = binary.NativeEndian.AppendUint16(routeWithoutBody, unix.RTM_NEWROUTE)
+				routeWithoutBody = append(routeWithoutBody, make([]byte, 10)...)
+				tooLong := append([]byte{255}, routeWithoutBody[1:]...)
+				for port := range ports() {
+					if !others[port] {
+						forge(port, routeWithoutBody, []byte{0}, tooLong)
+					}
+				}
+			case 3, 4: // because of the malformed ones
+			default:
+				return "", nil
+			}
+			if looks == 4 {
+				alias := "event"
+				Expect(c.SetLink(1, LinkChange{Alias: &alias})).To(Succeed())
+			}
+			return fmt.Sprintf("look %d", looks+1), nil
+		})).To(Succeed())
+		Expect(looks).To(Equal(5))
+	})
+})
+
+// A port of a bridge or of a bond that is hardware has a kind of port, but none of its own.
+var _ = It("the summary of hardware that is a port has no kind", func() {
+	linkInfo := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	linkInfo.AddRtAttr(unix.IFLA_INFO_SLAVE_KIND, nl.ZeroTerminated("bond"))
+	answer := header(unix.AF_UNSPEC, 7).Serialize()
+	for _, a := range []*nl.RtAttr{nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("eth0")),
+		nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(8)), linkInfo} {
+		answer = append(answer, a.Serialize()...)
+	}
+	Expect(readSummary(answer)).To(Equal(Link{Index: 7, Name: "eth0", Master: 8}))
+})
 
 var _ = Describe("events that overran the socket", func() {
 	It("are a reason to look again", func() {

@@ -92,7 +92,7 @@ func (c *Conn) decodeLink(n netlink.Link) Link {
 	return l
 }
 
-// Link returns the link with a name.
+// Link returns the link with a name. The kernel also finds a link by an alternative name of at most 15 bytes.
 func (c *Conn) Link(name string) (Link, error) {
 	// The library would search alternative names for a longer name.
 	if name == "" || len(name) >= unix.IFNAMSIZ {
@@ -179,8 +179,8 @@ func (c *Conn) ConnectsTo(l Link, other *Conn) (bool, error) {
 	return c.hasPeerIn(l, other)
 }
 
-// LinkBelow returns the link below l, such as a macvlan's, if it is in the namespace of other. l is in c's namespace.
-// The error matches ErrNoLink if other has no such link.
+// LinkBelow returns the link below l, for example the master of a macvlan, if it is in the namespace of other. l is in
+// c's namespace. The error matches ErrNoLink if other has no such link.
 func (c *Conn) LinkBelow(l Link, other *Conn) (Link, error) {
 	hasLink := false
 	var err error
@@ -208,15 +208,15 @@ func (c *Conn) hasPeerIn(l Link, other *Conn) (bool, error) {
 		id, err = h.GetNetNsIdByFd(n.FD())
 		return err
 	})
-	return id != -1 && id == l.PeerNS, wrap("number of the container's namespace", err)
+	return id != -1 && id == l.PeerNS, wrap("read number of a network namespace", err)
 }
 
 // Links lists all links of the namespace. The cost grows with their number.
-func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
+func (c *Conn) Links() ([]Link, error) { return c.links("list links") }
 
 // Ports lists the ports of a bridge or the members of a VRF, by its index. The cost grows with their number.
 func (c *Conn) Ports(bridge int) ([]Link, error) {
-	return c.links("ports of "+c.name(bridge), nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
+	return c.links("list ports of "+c.name(bridge), nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
 }
 
 // links lists links. The library's LinkList has no filter and requests statistics and virtual functions.
@@ -242,23 +242,28 @@ func (c *Conn) LinkSummaries() ([]Link, error) {
 	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), noStatistics())
 	links := make([]Link, len(answers))
 	for i, answer := range answers {
-		msg := nl.DeserializeIfInfomsg(answer)
-		attrs, _ := nl.ParseRouteAttr(answer[msg.Len():]) // the kernel's are well-formed
-		links[i].Index = int(msg.Index)
-		for _, a := range attrs {
-			switch a.Attr.Type {
-			case unix.IFLA_IFNAME:
-				links[i].Name = nl.BytesToString(a.Value)
-			case unix.IFLA_IFALIAS:
-				links[i].Alias = nl.BytesToString(a.Value)
-			case unix.IFLA_MASTER:
-				links[i].Master = int(number(a.Value))
-			case unix.IFLA_LINKINFO:
-				links[i].Kind = nl.BytesToString(attributes(a.Value)[unix.IFLA_INFO_KIND])
-			}
+		links[i] = readSummary(answer)
+	}
+	return wholeList(links, wrap("list links", err))
+}
+
+func readSummary(answer []byte) (l Link) {
+	msg := nl.DeserializeIfInfomsg(answer)
+	attrs, _ := nl.ParseRouteAttr(answer[msg.Len():]) // the kernel's are well-formed
+	l.Index = int(msg.Index)
+	for _, a := range attrs {
+		switch a.Attr.Type {
+		case unix.IFLA_IFNAME:
+			l.Name = unix.ByteSliceToString(a.Value)
+		case unix.IFLA_IFALIAS:
+			l.Alias = unix.ByteSliceToString(a.Value)
+		case unix.IFLA_MASTER:
+			l.Master = int(number(a.Value))
+		case unix.IFLA_LINKINFO: // without a kind for hardware that is a port of a bridge or bond
+			l.Kind = unix.ByteSliceToString(attributes(a.Value)[unix.IFLA_INFO_KIND])
 		}
 	}
-	return wholeList(links, wrap("list of links", err))
+	return l
 }
 
 // noStatistics returns the attribute by which a request omits the statistics of links.
@@ -279,8 +284,9 @@ type LinkChange struct {
 	Promisc  *bool
 	AllMulti *bool
 	Name     string
-	// Netns is a socket in the namespace that the link moves to before all other changes. The error matches EEXIST if
-	// the link's present name is taken there. If only Name is taken there, the link has moved in spite of the error.
+	// Netns is a socket in the namespace to which the link moves before all other changes. If the link's present name
+	// is taken there, the link moves under Name. The error matches EEXIST if both names are taken, or if the present
+	// one is and Name is empty; the link stays. If only Name is taken, the link has moved in spite of that error.
 	Netns *Conn
 }
 
@@ -389,7 +395,7 @@ func (c *Conn) EachAddr(do func(link int, addr netip.Addr)) error {
 			return true
 		})
 	})
-	return wrap("list of addresses", err)
+	return wrap("list addresses", err)
 }
 
 // PeerAddrs returns the addresses of a family, unix.AF_INET or unix.AF_INET6, that the other end of a pair has. l is an

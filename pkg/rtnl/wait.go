@@ -19,9 +19,9 @@ import (
 var ErrDuplicate = errors.New("in use by another host (duplicate address detection failed)")
 
 // WaitUp waits until packets can pass through a link, and returns the link. Packets can pass if its operational state
-// is up, or unknown with a carrier, because some drivers do not report a state. The state of a new pair is unknown
-// until a worker of the kernel has handled its first change of the carrier. Until then the pair may drop packets. If
-// ctx ends, the error of this and of all other waits names the missing condition and matches the cause of ctx.
+// is up. The state unknown is enough for a link with a carrier, because some drivers do not report a state, but not for
+// a pair: a new pair may drop packets until a worker of the kernel has set its state. If ctx ends, the error of this
+// and of all other waits names the missing condition and matches the cause of ctx.
 func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	err = c.wait(ctx, index, func() (string, error) {
 		l, err = c.LinkByIndex(index)
@@ -133,8 +133,8 @@ func (c *Conn) WaitQuiet(ctx context.Context, index int, quiet time.Duration) {
 }
 
 // wait calls check now and after each event of the link or of groups, until check returns an error or an empty string.
-// The string names the missing condition. If there are groups, check does not read the link, and wait returns an error
-// that matches ErrNoLink if the link is deleted.
+// The string names the missing condition. With groups, check need not notice that the link is deleted: wait reads the
+// link itself, and returns an error that matches ErrNoLink.
 func (c *Conn) wait(ctx context.Context, index int, check func() (missing string, err error), groups ...uint) error {
 	// Usually nothing is missing, and this check saves the cost of a subscription.
 	if missing, err := check(); missing == "" || err != nil {
@@ -146,7 +146,7 @@ func (c *Conn) wait(ctx context.Context, index int, check func() (missing string
 	}
 	defer events.Close()
 	defer context.AfterFunc(ctx, func() { events.Close() })()
-	// Both checks follow the subscription, so that no change between the two is missed.
+	// The link is read and check is called again after the subscription, so that no change before it is missed.
 	for mayBeDeleted := true; ; {
 		if mayBeDeleted && len(groups) > 0 {
 			if _, err := c.LinkByIndex(index); err != nil {
@@ -171,9 +171,12 @@ func (c *Conn) wait(ctx context.Context, index int, check func() (missing string
 // lost. mayBeDeleted is false if the link was certainly not deleted.
 func nextEvent(events *nl.NetlinkSocket, index int) (mayBeDeleted bool, err error) {
 	for {
-		messages, _, err := events.Receive()
-		if errors.Is(err, unix.ENOBUFS) {
+		messages, from, err := events.Receive()
+		switch {
+		case isDisturbed(err) || errors.Is(err, unix.EINVAL): // EINVAL: another process sent a malformed message
 			return true, nil
+		case err == nil && from.Pid != nl.PidKernel:
+			continue
 		}
 		messages = slices.DeleteFunc(messages, func(m syscall.NetlinkMessage) bool { return !isAbout(m, index) })
 		if err != nil || len(messages) > 0 {
@@ -185,9 +188,9 @@ func nextEvent(events *nl.NetlinkSocket, index int) (mayBeDeleted bool, err erro
 
 func isAbout(m syscall.NetlinkMessage, index int) bool {
 	switch m.Header.Type {
-	case unix.RTM_NEWRULE:
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		return true
-	case unix.RTM_NEWROUTE:
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		return slices.Contains(readCopy(m.Data).Links(), index)
 	}
 	// The headers of links and addresses have the index at the same offset.
