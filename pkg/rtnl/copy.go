@@ -92,7 +92,7 @@ func (c *Conn) LinkRoutes(index int) ([]RouteCopy, error) {
 }
 
 // Refusals lists the routes in the table of a rule that forward no packets: unreachable, blackhole, prohibit and throw.
-// The table must have a route of the family.
+// For IPv4, the error matches ENOENT if the kernel has no such table, because it never had a route.
 func (c *Conn) Refusals(rule RouteCopy) ([]RouteCopy, error) {
 	table := rule.Table()
 	routes, err := c.dumpRoutes(int(rule.Header.Family), nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(table)))
@@ -293,8 +293,8 @@ func (r RouteCopy) HasSameKey(o RouteCopy) bool {
 		number(r.value(unix.RTA_PRIORITY)) == number(o.value(unix.RTA_PRIORITY))
 }
 
-// IsAutomatic reports whether the kernel creates the route of a link with these addresses, or takes it from a router.
-// The kernel creates no route to the subnet of an address with the flag noprefixroute, which network managers use.
+// IsAutomatic reports whether the kernel itself adds the route: for one of the link's addresses addrs, or because of a
+// router. For an address with the flag noprefixroute, a network manager adds the route to the subnet, not the kernel.
 func (r RouteCopy) IsAutomatic(addrs []AddrCopy) bool {
 	isSubnet := func(a AddrCopy) bool { return a.Has(unix.IFA_F_NOPREFIXROUTE) && a.Subnet() == r.dst() }
 	switch r.Header.Protocol {
@@ -384,10 +384,10 @@ func ignoreInapplicable(err error) error {
 	return ignore(err, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)
 }
 
-// RestoreShared restores a route as RestoreCopy does, if the link may have shared the route with other links. If a next
-// hop of another link cannot be restored, the restored route has only the link's own next hops.
+// RestoreShared restores a route as RestoreWhole does. If RestoreWhole returns false, RestoreShared adds the route with
+// all next hops or, if the kernel refuses a next hop of another link, with only the link's own ones.
 func (c *Conn) RestoreShared(link int, r RouteCopy) error {
-	if _, err := c.PrepareRestore(link, r); err != nil {
+	if isFound, err := c.RestoreWhole(link, r); isFound || err != nil {
 		return err
 	}
 	err := c.AddCopy(r)
@@ -398,34 +398,46 @@ func (c *Conn) RestoreShared(link int, r RouteCopy) error {
 }
 
 // KeepOtherHops replaces a route that a link shares with other links by the route with only the next hops of the other
-// links. It does nothing if the route has no such next hops.
+// links. It changes nothing if there are no such next hops, or if the kernel refuses them because their links are down.
 func (c *Conn) KeepOtherHops(link int, r RouteCopy) error {
 	others, shared := r.HopsNotThrough(link)
 	if !shared {
 		return nil
 	}
-	if err := c.DelCopy(r); err != nil {
-		return err
-	}
-	return c.AddCopy(others)
+	return ignoreInapplicable(c.replaceCopy(r, others))
 }
 
-// PrepareRestore prepares the restoration of a route that a link shared with other links: it deletes the route that has
-// only the next hops of the other links. It returns true if the whole route can be restored or exists, and false if
-// neither that route nor the route through the other links exists.
-func (c *Conn) PrepareRestore(link int, r RouteCopy) (bool, error) {
+// RestoreWhole restores a route as RestoreCopy does, if the link may have shared the route with other links. It replaces
+// the route with only the other links' next hops, unless the kernel refuses the whole route. It returns false and
+// changes nothing if neither the whole route nor that route exists.
+func (c *Conn) RestoreWhole(link int, r RouteCopy) (isFound bool, err error) {
 	others, shared := r.HopsNotThrough(link)
 	if !shared {
-		return true, nil
+		return true, c.RestoreCopy(r)
 	}
 	routes, err := c.RouteCopies()
 	switch {
 	case err != nil || slices.ContainsFunc(routes, r.Equal):
 		return true, err
 	case slices.ContainsFunc(routes, others.Equal):
-		return true, c.DelCopy(others)
+		return true, ignoreInapplicable(c.replaceCopy(others, r))
 	}
 	return false, nil
+}
+
+// replaceCopy replaces a route by a route with the same key. If the kernel refuses the new route, the former one stays.
+func (c *Conn) replaceCopy(former, r RouteCopy) error {
+	flag := unix.NLM_F_REPLACE
+	if r.Header.Family == unix.AF_INET {
+		// NLM_F_REPLACE would replace the first of several routes with the key. NLM_F_APPEND puts r behind the former
+		// route, so that DelCopy does not mistake r for it.
+		flag = unix.NLM_F_APPEND
+	}
+	err := ignore(c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|flag, r), unix.EEXIST)
+	if err != nil || flag == unix.NLM_F_REPLACE {
+		return wrap("route "+r.String(), err)
+	}
+	return c.DelCopy(former)
 }
 
 // DelCopy deletes the route with all its next hops.

@@ -130,12 +130,10 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	}
 	var errs []error
 	for _, route := range r.Routes {
-		whole, err := conn.PrepareRestore(r.Link, route)
-		if !whole { // the next hops through other interfaces no longer exist
-			route, _ = route.HopsThrough(r.Link)
-		}
-		if err == nil {
-			err = conn.RestoreCopy(route)
+		isFound, err := conn.RestoreWhole(r.Link, route)
+		if !isFound { // the next hops through other interfaces no longer exist
+			own, _ := route.HopsThrough(r.Link)
+			err = conn.RestoreCopy(own)
 		}
 		errs = append(errs, err)
 	}
