@@ -59,10 +59,12 @@ func VerifyAttached(req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	addrs = slices.DeleteFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix.Addr().IsLinkLocalUnicast() })
 	i, _ := req.PrevResult.ContainerInterface(req.IfName)
 	isSame := i.MAC != "" && strings.EqualFold(i.MAC, end.MAC.String())
-	if len(addrs) == 0 && isSame && end.Alias != EndingAlias {
+	isAssigned := func(a rtnl.Addr) bool { // the kernel itself adds an IPv6 link-local address
+		return a.Prefix.Addr().Is4() || !a.Prefix.Addr().IsLinkLocalUnicast()
+	}
+	if !slices.ContainsFunc(addrs, isAssigned) && isSame && end.Alias != EndingAlias {
 		return nil
 	}
 	for _, ip := range req.PrevResult.ContainerIPs(req.IfName) {
