@@ -67,7 +67,7 @@ func (c Chain) Verify(ctx context.Context, nf *nft.Conn, compare func(*Edit) []e
 	if err != nil {
 		return err
 	}
-	return cni.Drift("%s chain %q: is missing", c.Family, c.Name)
+	return cni.Drift("%s chain %q: is missing", programName(c.Family), c.Name)
 }
 
 // IsJump reports whether the rule jumps from c.From to the chain.

@@ -83,7 +83,7 @@ func FamilyOf(ip netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// DelRoute deletes the route of r.Table that has all non-zero values of r.
+// DelRoute deletes the route of r.Table that has all non-zero values of r. An IPv4 route must also have r's Scope.
 func (c *Conn) DelRoute(r Route) error {
 	return wrap("delete route "+r.String(), ignore(c.sendCopy(unix.RTM_DELROUTE, 0, r.encode()), unix.ESRCH))
 }
@@ -127,14 +127,15 @@ func (c *Conn) DefaultRouter(is4 bool) (router netip.Addr, link int, err error) 
 	return found.GW, found.OutIndex, wrap("default route", ignoreUnreachable(err))
 }
 
-// RouteEntry returns the route that the kernel would take to addr, with Dst, Type and OutIndex. OutIndex is 0 for a
-// route with several next hops.
+// RouteEntry returns the route that the kernel would take to addr, with Dst, GW, Type, Table and OutIndex. GW and
+// OutIndex are zero for a route with several next hops.
 func (c *Conn) RouteEntry(addr netip.Addr) (Route, error) {
 	found, err := c.lookupRoute(addr, unix.RTM_F_FIB_MATCH)
 	return found, wrap("route to "+addr.String(), err)
 }
 
-// IsLocal reports whether the namespace itself receives packets to addr that arrive in the VRF, if any.
+// IsLocal reports whether the namespace itself receives packets to addr that arrive in the VRF or, if vrf is the zero
+// Link, outside of VRFs.
 func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 	var attrs []*nl.RtAttr
 	if vrf.Index != 0 {

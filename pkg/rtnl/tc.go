@@ -105,7 +105,7 @@ func (c *Conn) Qdisc(index int, parent uint32) (q Qdisc, err error) {
 	if err == nil && len(answers) == 1 {
 		q = readQdisc(answers[0])
 	}
-	return q, c.linkError(index, "qdisc", ignore(err, unix.ENOENT))
+	return q, c.linkError(index, "read qdisc", ignore(err, unix.ENOENT))
 }
 
 // TBFs returns the TBFs at Root of all links, by the index of the link.
@@ -118,7 +118,7 @@ func (c *Conn) TBFs() (map[int]TBF, error) {
 			all[int(msg.Ifindex)] = q.TBF
 		}
 	}
-	return all, wrap("qdiscs", err)
+	return all, wrap("list qdiscs", err)
 }
 
 func readQdisc(answer []byte) (q Qdisc) {
@@ -127,7 +127,7 @@ func readQdisc(answer []byte) (q Qdisc) {
 		return q
 	}
 	attrs := attributes(answer[msg.Len():])
-	q.Handle, q.Kind = msg.Handle, nl.BytesToString(attrs[nl.TCA_KIND])
+	q.Handle, q.Kind = msg.Handle, unix.ByteSliceToString(attrs[nl.TCA_KIND])
 	options := attributes(attrs[nl.TCA_OPTIONS])
 	if parms := options[nl.TCA_TBF_PARMS]; q.Kind == "tbf" && len(parms) >= nl.SizeofTcTbfQopt {
 		opt := nl.DeserializeTcTbfQopt(parms)
@@ -186,10 +186,8 @@ func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
 	var errs []error
 	for _, attrs := range filters {
 		err := c.retry(func(h *netlink.Handle) error { return h.FilterDel(&netlink.U32{FilterAttrs: attrs}) })
-		if exempt { // there may be filters for only one family, or not all if Redirect failed
-			err = ignore(err, unix.ENOENT, unix.EINVAL)
-		}
-		errs = append(errs, err)
+		// There may be exempt filters for only one family, or not all filters if Redirect failed.
+		errs = append(errs, ignore(err, unix.ENOENT, unix.EINVAL))
 	}
 	return c.linkError(index, "delete filter", errors.Join(errs...))
 }
@@ -282,7 +280,7 @@ func (c *Conn) Redirects(index int, hook uint32) (list []Redirection, err error)
 	for _, f := range filters {
 		list = append(list, redirectOf(f))
 	}
-	return wholeList(list, c.linkError(index, "filters", err))
+	return wholeList(list, c.linkError(index, "list filters", err))
 }
 
 // redirectOf returns the effect of a filter. It redirects if all its actions are the same redirection, because the
