@@ -407,9 +407,9 @@ func (c *Conn) KeepOtherHops(link int, r RouteCopy) error {
 	return ignoreInapplicable(c.replaceCopy(r, others))
 }
 
-// RestoreWhole restores a route as RestoreCopy does, if the link may have shared the route with other links. It replaces
-// the route with only the other links' next hops, unless the kernel refuses the whole route. It returns false and
-// changes nothing if neither the whole route nor that route exists.
+// RestoreWhole restores a route as RestoreCopy does, if the link may have shared the route with other links. It
+// replaces the route with only the other links' next hops, unless the kernel refuses the whole route. It returns false
+// and changes nothing if neither the whole route nor that route exists.
 func (c *Conn) RestoreWhole(link int, r RouteCopy) (isFound bool, err error) {
 	others, shared := r.HopsNotThrough(link)
 	if !shared {
