@@ -347,9 +347,7 @@ func checkTokens(key string, tokens []string) error {
 	}
 	rules := 1
 	for i, t := range tokens {
-		if strings.ContainsAny(t, ".:") { // addresses: iptables adds a rule for each
-			rules *= min(1+strings.Count(t, ","), rulesMax+1)
-		}
+		rules *= min(1+strings.Count(addressList(tokens, i), ","), rulesMax+1)
 		if syntaxOf(tokens) == iptables && rules > rulesMax {
 			return cni.Refuse(key, nil, fmt.Sprintf("has lists of addresses that make more than %d rules", rulesMax))
 		}
@@ -364,4 +362,21 @@ func checkTokens(key string, tokens []string) error {
 		}
 	}
 	return problems.Err()
+}
+
+// addressList returns the addresses in a token of a condition in iptables' syntax, or "". iptables adds a rule for each
+// address of a list, and for each pair of a source and a destination. A number, such as 10, is also an address.
+func addressList(tokens []string, i int) string {
+	const options = "-s --source --src -d --destination --dst"
+	t := tokens[i]
+	option, value, _ := strings.Cut(t, "=")
+	switch {
+	case i > 0 && isWord(options, tokens[i-1]):
+		return t
+	case isWord(options, option):
+		return value
+	case strings.HasPrefix(t, "-s"), strings.HasPrefix(t, "-d"):
+		return t[2:]
+	}
+	return ""
 }

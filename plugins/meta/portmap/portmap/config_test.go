@@ -332,6 +332,11 @@ var _ = Describe("the configuration", func() {
 		}
 	})
 
+	It("counts only addresses as rules of a condition, and no ports", func() {
+		nstest.Must(parse(`"conditionsV4":["-s","` + strings.Repeat("10.0.0.1,", 19) + `10.0.0.1","-m","multiport",` +
+			`"--dports","` + strings.Repeat("80:81,", 14) + `80"]`))
+	})
+
 	DescribeTable("finds the backend that other keys need", func(text string, want ipt.Backend) {
 		c := nstest.Must(parse(text))
 		Expect(c.backend).To(Equal(want))
@@ -377,6 +382,9 @@ var _ = Describe("the configuration", func() {
 			`conditionsV4: has more than 16384 bytes`),
 		Entry("lists that make too many rules", `"conditionsV4":["-s","`+strings.Repeat("10.0.0.1,", 19)+
 			`10.0.0.1","-d","`+strings.Repeat("10.0.0.1,", 19)+`10.0.0.1"]`,
+			`conditionsV4: has lists of addresses that make more than 256 rules`),
+		Entry("lists of short addresses that make too many rules", `"conditionsV4":["-s","`+strings.Repeat("10,", 19)+
+			`10","--dst=`+strings.Repeat("10,", 19)+`10"]`,
 			`conditionsV4: has lists of addresses that make more than 256 rules`),
 		Entry("a second statement", `"conditionsV4":["ip saddr 10.0.0.1 accept; drop"]`,
 			`conditionsV4[0]: "ip saddr 10.0.0.1 accept; drop" would end the condition`),
