@@ -61,7 +61,10 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	r := record{c.NetnsRecord(tap.Name), tap.Index}
 	req.OnFail("remove the tap", func(ctx context.Context) error {
-		return errors.Join(remove(c.Cont, r), records().Drop(ctx, req.Hash()))
+		if err := remove(c.Cont, r); err != nil {
+			return err // the record stays for DEL
+		}
+		return records().Drop(ctx, req.Hash())
 	})
 	if err := records().Put(ctx, r); err != nil {
 		return nil, err

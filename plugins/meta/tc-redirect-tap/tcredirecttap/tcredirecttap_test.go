@@ -248,6 +248,23 @@ var _ = Describe("ADD", func() {
 		Expect(state(w, cont)).To(Equal(was))
 	})
 
+	It("keeps its record if the roll-back fails, so that DEL removes the tap", Label("redirect-fails"), func() {
+		w := newWorld()
+		c, cont := before(w, nil)
+		was := state(w, cont)
+		broken := c
+		broken.Stdout = BrokenPipe{}
+		const deleteLink = 32 // bytes of the request
+		broken.Before = func() {
+			nstest.FailCall(unix.SYS_SENDTO, unix.EPERM, nstest.Arg{Number: 2, Value: deleteLink})
+		}
+		Expect(w.Call(broken).Stderr).To(ContainSubstring("roll-back: remove the tap"))
+		Expect(Names(cont, "tun")).NotTo(BeEmpty())
+		c.Command = "DEL"
+		w.Succeeds(c)
+		Expect(state(w, cont)).To(Equal(was))
+	})
+
 	It("fails where the attachment is live, and harms nothing", func() {
 		v := newVM(nil)
 		was := state(v.World, v.Attached.Host)
