@@ -69,7 +69,7 @@ type Call struct {
 // is an error, not a missing policy.
 func Load(path string, rootOnly bool) (*Policy, error) {
 	f, err := os.OpenFile(path, unix.O_NOFOLLOW, 0)
-	if errors.Is(err, fs.ErrNotExist) && !isDangling(filepath.Dir(path)) {
+	if errors.Is(err, fs.ErrNotExist) && !IsDangling(filepath.Dir(path)) {
 		return nil, nil
 	}
 	if errors.Is(err, unix.ELOOP) {
@@ -97,8 +97,8 @@ func Load(path string, rootOnly bool) (*Policy, error) {
 	return p, p.check()
 }
 
-// isDangling reports whether the path is a symbolic link to nothing.
-func isDangling(path string) bool {
+// IsDangling reports whether the path is a symbolic link to nothing.
+func IsDangling(path string) bool {
 	if _, err := os.Readlink(path); err != nil {
 		return false // no link
 	}

@@ -9,11 +9,13 @@ import (
 	"math"
 	"net"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/policy"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -193,10 +195,12 @@ func (l allowList) compile(line string) (*regexp.Regexp, error) {
 	return expr, nil
 }
 
-// read returns the non-empty lines. If the file does not exist, it returns one line that matches every key.
+// read returns the non-empty lines. If the file does not exist, it returns one line that matches every key. A file or
+// directory that is a symbolic link to nothing is an error, not a missing list.
 func (l allowList) read() (lines []string, err error) {
-	data, err := os.ReadFile(string(l))
-	if errors.Is(err, fs.ErrNotExist) {
+	path := string(l)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) && !policy.IsDangling(path) && !policy.IsDangling(filepath.Dir(path)) {
 		return []string{""}, nil // matches every key
 	}
 	if err != nil {

@@ -392,6 +392,17 @@ var _ = Describe("the allow-list", func() {
 		Expect(l.verify()).To(Succeed())
 	})
 
+	DescribeTable("forbids everything if it cannot be read, because a link leads nowhere", func(link string) {
+		path := filepath.Join(GinkgoT().TempDir(), "tuning", "allowlist.conf")
+		Expect(os.MkdirAll(filepath.Dir(filepath.Join(path, "..", link)), 0o755)).To(Succeed())
+		Expect(os.Symlink("nowhere", filepath.Join(path, "..", link))).To(Succeed())
+		l := allowList(path)
+		Expect(cni.AsError(l.check(settings("net.core.x"))).Code).To(Equal(cni.CodeIO))
+		Expect(l.verify()).NotTo(Succeed())
+	},
+		Entry("the file", "allowlist.conf"),
+		Entry("its directory", "../tuning"))
+
 	It("with a broken line says which", func() {
 		l := write("^net\\.core\\.y$\n*x\n(")
 		err := l.check(settings("net.core.x"))
