@@ -25,7 +25,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	switch {
 	case r.Policy != policyOpen && r.Bridge == "":
 		return nil, cni.Refuse("ingressPolicy", string(r.Policy),
-			fmt.Sprintf("needs a bridge, and interface %q is connected to none", c.Req.IfName))
+			fmt.Sprintf("needs a bridge, and interface %q is not connected to one", c.Req.IfName))
 	case r.Policy == policyOpen && len(r.Addrs) == 0:
 		return req.PrevResult, nil
 	}
@@ -372,7 +372,7 @@ func (c call) verify(ctx context.Context, want *record) error {
 	}
 	compare("ingressPolicy", r.Policy, want.Policy)
 	compare("iptablesAdminChainName", r.AdminChain, want.AdminChain)
-	compare("acceptPublished", r.Published, want.Published)
+	compare("acceptPublished", r.Published || r.KeptClosed, want.Published)
 	compare("prevResult: the container's addresses", r.Addrs, want.Addrs)
 	if r.Policy != policyOpen {
 		compare("the container's bridge", r.Bridge, want.Bridge)

@@ -207,8 +207,8 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	return err
 }
 
-// keepUnpublished clears Published in the record if another attachment without acceptPublished owns the element of one
-// of the record's addresses, so that ADD does not open host ports that are closed for the owner of the address.
+// keepUnpublished clears Published in the record if another attachment, for which it is not set, owns the element of
+// one of the record's addresses, so that ADD does not open host ports that are closed for the owner of the address.
 func (c call) keepUnpublished(ctx context.Context, r *record, others []nft.Item) error {
 	for _, it := range others {
 		hash, _, _ := strings.Cut(it.Comment, " ")
@@ -221,7 +221,7 @@ func (c call) keepUnpublished(ctx context.Context, r *record, others []nft.Item)
 		}
 		if ok && !owner.Published {
 			c.Req.Warn("acceptPublished: host ports of %s stay closed, as they are for %s", it.Name, owner.Attachment)
-			r.Published = false
+			r.Published, r.KeptClosed = false, true
 			return c.addStore.Put(ctx, *r)
 		}
 	}

@@ -39,6 +39,8 @@ type record struct {
 	options                // Bit is the bit that ADD chose
 	Ending    bool         `json:"ending,omitempty"` // true once a DEL has begun, so that reapply restores nothing
 
+	// KeptClosed is true if ADD cleared Published against the configuration (keepUnpublished).
+	KeptClosed bool `json:"keptClosed,omitempty"`
 	// Pending is true if firewalld may have addresses of the attachment as sources although it is not the backend.
 	Pending bool `json:"pending,omitempty"`
 
