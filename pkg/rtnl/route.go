@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -190,12 +189,17 @@ func (c *Conn) Rules() (rules []Rule, err error) {
 
 // FreeTable returns the lowest table number, at least first, that neither the kernel, taken, a rule nor a route uses.
 func FreeTable(first uint32, rules []Rule, routes []RouteCopy, taken ...uint32) uint32 {
-	isUsed := func(table uint32) bool {
-		return IsKernelTable(table) || slices.Contains(taken, table) ||
-			slices.ContainsFunc(rules, func(r Rule) bool { return r.Table == table }) ||
-			slices.ContainsFunc(routes, func(r RouteCopy) bool { return r.Table() == table })
+	isUsed := map[uint32]bool{} // a container can have 100,000 tables
+	for _, table := range taken {
+		isUsed[table] = true
 	}
-	for isUsed(first) {
+	for _, r := range rules {
+		isUsed[r.Table] = true
+	}
+	for _, r := range routes {
+		isUsed[r.Table()] = true
+	}
+	for isUsed[first] || IsKernelTable(first) {
 		first++
 	}
 	return first

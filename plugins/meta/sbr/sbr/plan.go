@@ -243,7 +243,7 @@ func addressesOf(cfg config, req *skel.Request) (addrs []address, err error) {
 		addrs = append(addrs, a)
 	}
 	if len(addrs) == 0 {
-		err = cni.Errorf(cni.CodeConfig, "prevResult: no address of the interface %q to route by", req.IfName)
+		err = cni.Errorf(cni.CodeConfig, "prevResult: has no address of interface %q", req.IfName)
 	}
 	return addrs, err
 }

@@ -99,9 +99,14 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 			errs = append(errs, cni.Drift("table %d: route %s: missing", want.Table, want))
 		}
 	}
+	place := func(c rtnl.RouteCopy) string { return fmt.Sprintf("table %d: route %s", c.Table(), c) }
+	live := map[string][]rtnl.RouteCopy{} // by place, because a plan can have 100,000 copies
+	for _, route := range state.Routes {
+		live[place(route)] = append(live[place(route)], route)
+	}
 	for _, want := range r.Plan.Copies {
-		if !slices.ContainsFunc(state.Routes, want.Equal) {
-			errs = append(errs, cni.Drift("table %d: route %s: missing", want.Table(), want))
+		if !slices.ContainsFunc(live[place(want)], want.Equal) {
+			errs = append(errs, cni.Drift("%s: missing", place(want)))
 		}
 	}
 	return errors.Join(errs...)
@@ -186,7 +191,7 @@ func newRecord(c *netplugin.Call) (record, error) {
 	}
 	if old.Link == r.Link {
 		return r, cni.Errorf(cni.CodeExists,
-			"the addresses of %q already have routing tables from an earlier ADD; call DEL first", c.Req.IfName)
+			"interface %q: already has routing rules from an earlier ADD; call DEL first", c.Req.IfName)
 	}
 	return r, restore(c.Cont, plan{Rules: old.Plan.Rules})
 }

@@ -256,6 +256,21 @@ var _ = Describe("ADD", func() {
 			"default via fd02::9 dev eth1 metric 7 mtu 1300 hoplimit 9"),
 	)
 
+	It("copies many routes, which CHECK compares without comparing each pair", func() {
+		w := newWorld("10.2.0.2/24")
+		w.cont.Cmd("sh", "-ec", `for i in $(seq 500); do echo "route add 10.200.$((i / 250)).$((i % 250)) dev eth1"
+			done | ip -batch -`)
+		var addrs []string
+		for i := range 30 {
+			addrs = append(addrs, fmt.Sprintf("10.2.%d.2/24", i))
+		}
+		w.add(nil, addrs...)
+		began := time.Now()
+		w.Succeeds(w.call("CHECK", nil, addrs...))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(5*time.Second)))
+		w.del(nil)
+	})
+
 	It("gives no address's table the source of another one", Label("sbr-sources"), func() {
 		w := newWorld("10.2.0.2/24", "10.3.0.2/24")
 		IP(w.cont, "route replace default via 10.2.0.1 dev eth1 src 10.2.0.2 mtu 1400")
@@ -436,7 +451,7 @@ var _ = Describe("ADD", func() {
 			`gateways[2]: "10.2.0.3" is the second gateway of its family, after 10.2.0.1`),
 		Entry("a result without addresses of the interface", Object{"prevResult": Object{"cniVersion": "1.1.0",
 			"interfaces": []Object{{"name": "eth1"}}, "ips": []Object{{"address": "10.2.0.2/24", "interface": 0}}}}, 7,
-			`prevResult: no address of the interface "eth1"`),
+			`prevResult: has no address of interface "eth1"`),
 	)
 
 	It("names an interface that is down", Label("sbr-add-fails"), func() {
