@@ -62,12 +62,12 @@ func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, err
 }
 
 // chainSharers returns the records of the attachments that share r's chain: the container's other attachments to the
-// network on the backend iptables.
+// network on the backend iptables, except those whose DEL has begun.
 func chainSharers(s *store, r *record) ([]*record, error) {
 	all, err := s.All()
 	return slices.DeleteFunc(all, func(o *record) bool {
 		return o.Backend != iptables || o.Network != r.Network || o.ContainerID != r.ContainerID ||
-			o.IfName == r.IfName
+			o.IfName == r.IfName || o.Ending
 	}), err
 }
 

@@ -276,6 +276,24 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 		})
 	})
 
+	It("leaves nothing after the DEL of the container's other interface on the network", func() {
+		nstest.UseVariant("nft")
+		k := kinds[1]
+		w, first, before := settled(k)
+		second := first.second("eth1", 1, 20)
+		first.add(k.config, ports("8080:80"))
+		second.add(k.config, ports("8081:80"))
+		Expect(first.delOn(func(nf *nft.Conn) {
+			_, err := nf.Chain(table, outputChain) // it has its socket; iptables gets none
+			Expect(err).NotTo(HaveOccurred())
+			nstest.FailNetfilterSockets(unix.EMFILE)
+		})).To(MatchError(ContainSubstring("iptables")))
+		second.del()
+		Expect(w.natRules()).NotTo(ContainSubstring("CNI-DN-"))
+		first.del()
+		Expect(w.rules()).To(Equal(before))
+	})
+
 	It("is not needed where iptables is missing and never had the host ports", func() {
 		nstest.UseVariant("nft")
 		w := newWorld()
