@@ -50,10 +50,21 @@ func (e *Edit) Prepend(rules ...Rule) {
 	}
 }
 
-// Append appends missing rules to their chains.
+// Append appends missing rules to their chains. A chain can have 100,000 rules, so Append does not compare each pair.
 func (e *Edit) Append(rules ...Rule) {
+	isChanged := map[string]bool{} // by chain
 	for _, r := range rules {
-		if !e.Has(r) {
+		isChanged[r.Chain] = true
+	}
+	live := ruleSet{}
+	for _, r := range e.Rules {
+		if isChanged[r.Chain] {
+			live.add(r)
+		}
+	}
+	for _, r := range rules {
+		if !live.has(r) {
+			live.add(r)
 			e.Lines, e.Rules = append(e.Lines, r.Append()), append(e.Rules, r)
 		}
 	}
@@ -236,11 +247,28 @@ func (r Rule) Option(name string) string {
 
 // Equal reports whether two rules have the same arguments, in any order, which depends on the version of iptables.
 func (r Rule) Equal(o Rule) bool {
-	if r.Chain != o.Chain || len(r.Args) != len(o.Args) {
-		return false
+	return r.Chain == o.Chain && len(r.Args) == len(o.Args) && r.key() == o.key()
+}
+
+// key returns a text that only equal rules have.
+func (r Rule) key() string {
+	return strings.Join(append([]string{r.Chain}, slices.Sorted(slices.Values(r.Args))...), "\x00")
+}
+
+// ruleSet is a set of rules, by their keys.
+type ruleSet map[string]bool
+
+func (s ruleSet) add(r Rule) { s[r.key()] = true }
+
+func (s ruleSet) has(r Rule) bool { return s[r.key()] }
+
+// IsOneOf returns a function that reports whether a rule equals one of the given rules.
+func IsOneOf(rules []Rule) func(Rule) bool {
+	s := ruleSet{}
+	for _, r := range rules {
+		s.add(r)
 	}
-	a, b := slices.Sorted(slices.Values(r.Args)), slices.Sorted(slices.Values(o.Args))
-	return slices.Equal(a, b)
+	return s.has
 }
 
 // MissingInOrder returns the wanted rules that the live rules do not have in this order. Other rules may be in between.

@@ -6,8 +6,10 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -49,6 +51,18 @@ var _ = Describe("rules that are compared", func() {
 		Expect(rule.Equal(ipt.NewRule("Z", rule.Args...))).To(BeFalse())
 		Expect(rule.Equal(ipt.NewRule("X", "-s", "10.0.0.1/32", "-j", "Y"))).To(BeFalse())
 	})
+})
+
+var _ = It("rules are appended to a long chain in no time for each pair", func() {
+	var rules []ipt.Rule
+	for i := range 10_000 {
+		rules = append(rules, ipt.NewRule("X", "-p", "tcp", "--dport", strconv.Itoa(i)))
+	}
+	e := &ipt.Edit{Rules: slices.Clone(rules)}
+	began := time.Now()
+	e.Append(rules...)
+	Expect(e.Lines).To(BeEmpty())
+	Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(5*time.Second)))
 })
 
 var _ = Describe("what the reference writes about a container", func() {

@@ -81,7 +81,8 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 				To(ContainSubstring(`8080/tcp: ruleset differs: the element belongs to "mine"`))
 			c.del()
 			before := w.rules()
-			Expect(c.fails("ADD", cni.CodePortTaken, mapped)).To(ContainSubstring(`held by "mine"`))
+			Expect(c.fails("ADD", cni.CodePortTaken, mapped)).To(
+				ContainSubstring(`held by "mine", which has no record (another program added it`))
 			Expect(w.rules()).To(Equal(before))
 			Expect(before).To(ContainSubstring("mine"))
 		})
@@ -277,6 +278,22 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		b.del()
 		Expect(generation(w.Host)).To(Equal(before + 1))
 		a.del()
+		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
+	})
+
+	It("of one host address cost the ADD of many others no time for each pair", func() {
+		w, a, b := newContainers()
+		var list []string
+		for i := range 8000 {
+			list = append(list, fmt.Sprintf("192.0.2.1:%d:80", 1000+i))
+		}
+		a.ips, b.ips = a.ips[:1], b.ips[:1]
+		a.add(ports(list...))
+		began := time.Now()
+		b.add(many(1000, 8000, "udp"))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(5*time.Second)))
+		a.del()
+		b.del()
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
 	})
 

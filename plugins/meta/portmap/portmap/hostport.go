@@ -46,14 +46,20 @@ func (p hostPort) isConflict(other hostPort, host *rtnl.Conn) bool {
 }
 
 // conflicts returns the wanted ports that conflict with a port of the owner, and the owner's port of the first one.
+// Both can have thousands of ports, so it does not compare each pair.
 func (c call) conflicts(wanted, ownerPorts []hostPort) (out []hostPort, first hostPort) {
+	byNumber := map[uint16][]hostPort{}
+	for _, o := range ownerPorts {
+		byNumber[o.Port] = append(byNumber[o.Port], o)
+	}
 	for _, w := range wanted {
-		i := slices.IndexFunc(ownerPorts, func(o hostPort) bool { return w.isConflict(o, c.Host) })
+		same := byNumber[w.Port]
+		i := slices.IndexFunc(same, func(o hostPort) bool { return w.isConflict(o, c.Host) })
 		if i < 0 {
 			continue
 		}
 		if out == nil {
-			first = ownerPorts[i]
+			first = same[i]
 		}
 		out = append(out, w)
 	}

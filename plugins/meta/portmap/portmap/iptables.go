@@ -112,8 +112,9 @@ func (c call) restoreChain(ctx context.Context, s *store, r *record, a address) 
 	}
 	chain := natChain(a.family(), r.chain())
 	rules, entries := rulesOf(chain, append(others, r))
+	isEntry := ipt.IsOneOf(entries)
 	return tool.Edit(ctx, natTable, func(e *ipt.Edit) {
-		e.Delete(func(r ipt.Rule) bool { return chain.IsJump(r) && !slices.ContainsFunc(entries, r.Equal) })
+		e.Delete(func(r ipt.Rule) bool { return chain.IsJump(r) && !isEntry(r) })
 		e.SetRules(chain.Name, rules)
 		r.edit(e, a)
 	})
@@ -193,8 +194,9 @@ func (c call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, othe
 	if len(entries) == 0 {
 		return chain.Remove(ctx, c.NF, v, nil)
 	}
+	isEntry := ipt.IsOneOf(entries)
 	return ipt.Tool{Family: chain.Family, Variant: v}.Edit(ctx, natTable, func(e *ipt.Edit) {
-		e.Delete(func(r ipt.Rule) bool { return chain.IsJump(r) && !slices.ContainsFunc(entries, r.Equal) })
+		e.Delete(func(r ipt.Rule) bool { return chain.IsJump(r) && !isEntry(r) })
 		e.SetRules(chain.Name, rules)
 		e.Append(entries...)
 	})
@@ -220,15 +222,15 @@ func (r *record) missingRules(a address, live []ipt.Rule) []ipt.Rule {
 	_, shared := r.sharedRules()
 	out := append(ipt.Subtract(shared, live), ipt.MissingInOrder(live, r.chainRules(a))...)
 	for _, want := range r.entryRules(a.family()) {
-		if !slices.ContainsFunc(live, func(rule ipt.Rule) bool { return isEntry(want, rule) }) {
+		if !slices.ContainsFunc(live, func(rule ipt.Rule) bool { return isSameEntry(want, rule) }) {
 			out = append(out, want)
 		}
 	}
 	return out
 }
 
-// isEntry compares entry rules without their conditions, which iptables lists in another form.
-func isEntry(want, live ipt.Rule) bool {
+// isSameEntry compares entry rules without their conditions, which iptables lists in another form.
+func isSameEntry(want, live ipt.Rule) bool {
 	isSame := func(option string) bool { return want.Option(option) == live.Option(option) }
 	return want.Chain == live.Chain && isSame("--comment") && isSame("-p") && isSame("--dports") && isSame("-j")
 }

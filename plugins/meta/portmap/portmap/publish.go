@@ -235,16 +235,20 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 	if err != nil {
 		return err
 	}
-	seen := map[string]bool{} // hashes of owners
+	var marks []string // of the owners
+	ports := map[string][]hostPort{}
 	for _, it := range append(others, addrItems...) {
-		hash, _, _ := strings.Cut(it.Comment, " ")
-		if seen[hash] {
-			continue
+		if ports[it.Comment] == nil {
+			marks = append(marks, it.Comment)
 		}
-		wanted, _ := p.call.conflicts(p.r.hostPorts(), []hostPort{elementPort(it)})
+		ports[it.Comment] = append(ports[it.Comment], elementPort(it))
+	}
+	for _, mark := range marks {
+		wanted, _ := p.call.conflicts(p.r.hostPorts(), ports[mark])
 		if len(wanted) == 0 {
 			continue
 		}
+		hash, _, _ := strings.Cut(mark, " ")
 		owner, ok := record{}, false
 		if cni.ValidName(hash) {
 			if owner, ok, err = p.store.Get(hash); err != nil {
@@ -252,10 +256,12 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 			}
 		}
 		if !ok {
-			return portConflict(wanted[0], fmt.Sprintf("by %q, which has no record (DEL or GC of that network removes"+
-				" it)", it.Comment))
+			remedy := "DEL or GC of that network removes it"
+			if _, isMark := cni.ParseMark(mark); !isMark {
+				remedy = "another program added it; nft delete element removes it"
+			}
+			return portConflict(wanted[0], fmt.Sprintf("by %q, which has no record (%s)", mark, remedy))
 		}
-		seen[hash] = true
 		if err := p.resolveOwner(ctx, &owner); err != nil {
 			return err
 		}

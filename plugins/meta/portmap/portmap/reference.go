@@ -68,10 +68,14 @@ func (p *publication) resolveReferenceChains(ctx context.Context, hasRecord map[
 			chainPorts[rule.Chain] = append(chainPorts[rule.Chain], port)
 		}
 	}
+	allWanted := p.r.hostPorts()
 	for _, entry := range rules {
 		ports := chainPorts[entry.Option("-j")]
 		delete(chainPorts, entry.Option("-j")) // several entries can jump to one chain
-		wanted, _ := p.call.conflicts(p.r.hostPorts(), ports)
+		if len(ports) == 0 {
+			continue
+		}
+		wanted, _ := p.call.conflicts(allWanted, ports)
 		if len(wanted) == 0 {
 			continue
 		}
