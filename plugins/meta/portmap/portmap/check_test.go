@@ -201,8 +201,8 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		c.add(mapped)
 		Expect(c.call("CHECK", ports("8080:80")).Msg).To(ContainSubstring("portMappings changed since ADD"))
 		c.ips = []string{"10.1.0.77/24"}
-		Expect(c.call("CHECK", mapped).Msg).
-			To(ContainSubstring("the container's addresses in prevResult changed since ADD"))
+		Expect(c.call("CHECK", mapped).Msg).To(
+			ContainSubstring("the container's addresses in prevResult, or the host's route to them, changed since ADD"))
 	})
 
 	It("uses the backend of the ADD, also if ADD would use another one now", func() {
@@ -457,6 +457,11 @@ var _ = Describe("the name of a chain that masquerades", func() {
 })
 
 var _ = Describe("the rules of iptables", func() {
+	It("have the highest bit of the fwmark, also if a number has 32 bits", func() {
+		_, rules := (&record{Options: options{SNAT: true, MarkBit: 31}}).sharedRules()
+		Expect(rules[len(rules)-1].Option("--mark")).To(Equal("0x80000000/0x80000000"))
+	})
+
 	It("name fifteen ports in a rule, and protocols in order", func() {
 		published := &record{Mappings: []mapping{{6, netip.Addr{}, 99, 1}, {132, netip.Addr{}, 98, 1}}}
 		for i := range 31 {

@@ -243,7 +243,7 @@ func (r *record) sharedRules() (chains []string, rules []ipt.Rule) {
 	if !r.Options.SNAT || r.Options.MarkChain != "" {
 		return chains, rules
 	}
-	fwmark := fmt.Sprintf("%#x/%#x", 1<<r.Options.MarkBit, 1<<r.Options.MarkBit)
+	fwmark := fmt.Sprintf("%#x/%#[1]x", uint32(1)<<r.Options.MarkBit) // an int of 32 bits would be negative
 	return append(chains, hostportSetMark, hostportMasq), append(rules,
 		ipt.NewRule(postrouting, "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", hostportMasq),
 		ipt.NewRule(hostportSetMark, "-m", "comment", "--comment", "CNI portfwd masquerade mark", "-j", "MARK",

@@ -167,7 +167,7 @@ func (c call) verify(ctx context.Context, want *record) error {
 	}
 	compare("portMappings", r.Mappings, want.Mappings)
 	compare("the configuration", r.Options, want.Options)
-	compare("the container's addresses in prevResult", r.Addrs, want.Addrs)
+	compare("the container's addresses in prevResult, or the host's route to them,", r.Addrs, want.Addrs)
 	errs = append(errs, c.verifyLocalnet(r.Localnet, true))
 	if r.Backend == iptables {
 		return errors.Join(append(errs, c.verifyIPTables(ctx, &r))...)
