@@ -184,7 +184,7 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	if err := call.Reapply(ctx, masq, b.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
 		return err
 	}
-	err = b.spoofCheck().add(ctx, call.NF)
+	err = b.formerSpoofCheck().add(ctx, call.NF)
 	// A DEL may have run before the check was added.
 	if reason := netplugin.NotRestored("macspoofchk", netplugin.VerifyAttached(req)); reason != nil {
 		return errors.Join(reason, deleteSpoofCheck(ctx, call.NF, req.Attachment, true))

@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"strings"
 
@@ -112,6 +113,17 @@ func (b *bridgeCall) usedMTU(port rtnl.Link) int {
 
 func (b *bridgeCall) spoofCheck() spoofCheck {
 	return spoofCheck{Attachment: b.call.Req.Attachment, Port: b.call.HostEnd.Name, MAC: b.call.ContEnd.MAC}
+}
+
+// formerSpoofCheck returns the check that ADD added. Its MAC address is from prevResult, because the container may have
+// changed the address of its interface since then.
+func (b *bridgeCall) formerSpoofCheck() spoofCheck {
+	s := b.spoofCheck()
+	i, _ := b.call.Req.PrevResult.ContainerInterface(b.call.Req.IfName)
+	if mac, err := net.ParseMAC(i.MAC); err == nil && len(mac) == len(s.MAC) {
+		s.MAC = mac
+	}
+	return s
 }
 
 // setVLANs adds the VLANs to a new port and removes the bridge's default VLAN from it, unless keepDefault is set. A

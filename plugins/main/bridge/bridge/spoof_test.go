@@ -296,6 +296,22 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		host = nstest.NewHost()
 	})
 
+	It("is restored with the address that the interface had at ADD", func() {
+		w := newWorld()
+		a := w.Attach("one", l3(Object{"macspoofchk": true}), "10.1.0.2/24")
+		mac := Show(a.Host, "eth0").Address
+		a.Host.IP("link set eth0 address 02:00:00:00:00:66")
+		for _, flush := range []bool{false, true} {
+			if flush {
+				w.Cmd("nft", "flush", "ruleset")
+			}
+			w.Reapply(a.As("CHECK"))
+			Expect(w.Cmd("nft", "list", "table", "bridge", "hawser")).To(And(ContainSubstring(" . "+mac),
+				Not(ContainSubstring("02:00:00:00:00:66"))))
+			Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).NotTo(ContainSubstring("MAC spoof check"))
+		}
+	})
+
 	It("prints as an administrator would write it, with its owner, and reloads", func() {
 		Expect(add(one)).To(Succeed())
 		want := strings.ReplaceAll(spoofTablePrinted, "MARK", one.Attachment.Mark())

@@ -39,7 +39,7 @@ func (b *bridgeCall) verify(ctx context.Context) []error {
 	}
 	errs = append(errs, b.verifyPort()...)
 	if b.cfg.MacSpoofChk {
-		errs = append(errs, iface.AsDrift(b.spoofCheck().verify(b.call.NF)))
+		errs = append(errs, iface.AsDrift(b.formerSpoofCheck().verify(b.call.NF)))
 	}
 	if b.call.Req.IPAM != "" && b.cfg.Gateway {
 		errs = append(errs, b.verifyGateways()...)
