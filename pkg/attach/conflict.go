@@ -149,7 +149,7 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 	for _, end := range ends {
 		owner, hasMark := cni.ParseMark(end.Alias)
 		// Another attachment of the same container, or of the same network, is not in conflict.
-		isOwn := c.HostEnd.Index != 0 && end.PeerNS == c.HostEnd.PeerNS || owner.Network == c.Req.Network
+		isOwn := c.HostEnd.Index != 0 && end.PeerNS == c.HostEnd.PeerNS || owner.IsOn(c.Req.Network)
 		if !end.IsPairEnd() || end.PeerNS == -1 || isOwn {
 			continue
 		}

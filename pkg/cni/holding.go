@@ -46,8 +46,17 @@ const (
 )
 
 // BelongsTo reports whether the holding belongs to a network, or its network is not recorded.
-func (h Holding) BelongsTo(network string) bool {
-	return h.Network == "" || h.Network == network || h.Network == networkLabel(network)
+func (h Holding) BelongsTo(network string) bool { return h.Network == "" || h.IsOn(network) }
+
+// IsOn reports whether the attachment, which may be of ParseMark, is on a network.
+func (a Attachment) IsOn(network string) bool {
+	return a.Network == network || a.Network == networkLabel(network)
+}
+
+// Marked returns the attachment with the names that ParseMark returns for its mark.
+func (a Attachment) Marked() Attachment {
+	marked, _ := ParseMark(a.Mark())
+	return marked
 }
 
 // ParseMark parses the result of Mark. Parts that Mark has shortened or in which it has replaced characters remain so.

@@ -396,6 +396,13 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		refused(tenants("", "isolated", nil), `network "cluster" of the administrator`)
 	})
 
+	It("is accepted for the containers of its own network, whose name is too long for a mark", func() {
+		a.Network = strings.Repeat("n", 70)
+		tenant.Network = a.Network
+		n.Up(a, cluster)
+		n.Up(tenant, tenants("", "same-bridge", nil))
+	})
+
 	It("is refused for a network that only has the name of the administrator's", func() {
 		attached()
 		administers("cluster", cluster.With("bridge", Object{"bridge": "bry"}))

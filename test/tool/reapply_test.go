@@ -83,6 +83,20 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 			"nft flush ruleset"),
 		Entry("a reset of sysctls", usual, "echo 0 >/proc/sys/net/ipv4/ip_forward"))
 
+	It("makes again what is missing of a container whose names are too long for a mark", func() {
+		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "`+strings.Repeat("n", 70)+`", "plugins": [
+			{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
+			"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}}]}`)
+		id := strings.Repeat("a", 64)
+		p := m.up(newPod(id, "web-0"))
+		Expect(asks[[]attachment](m, "ls")).To(ConsistOf(And(HaveField("ContainerID", id), HaveField("IfName", "eth0"),
+			HaveField("Reference", false), HaveField("Holdings", HaveLen(3)))))
+		Expect(m.says("doctor")).To(Equal("nothing is wrong\n"))
+		m.Cmd("nft", "flush", "ruleset")
+		Expect(m.says("reapply")).To(ContainSubstring(": restored"))
+		Expect(m.check(p)).To(Succeed())
+	})
+
 	It("has packets translated again whose first was sent while the rules were gone", func() {
 		m := newMachine(ours(), usual)
 		outside := nstest.NewOutside(m.Host)

@@ -140,8 +140,20 @@ func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error)
 		}
 		return all[key]
 	}
+	full := map[cni.Attachment]cni.Attachment{} // by the names in the mark, which can be incomplete
+	for _, a := range cached {
+		full[a.Marked()] = a.Attachment
+	}
+	for _, h := range holdings {
+		if marked := h.Marked(); marked != h.Attachment { // the names are from a record
+			full[marked] = h.Attachment
+		}
+	}
 	var incomplete []cni.Holding
 	for _, h := range holdings {
+		if a, ok := full[h.Attachment]; ok {
+			h.Attachment = a
+		}
 		if h.ContainerID == "" && !n.usesReference(h.Plugin) {
 			continue // Hawser's host-local leases an unowned address again
 		}

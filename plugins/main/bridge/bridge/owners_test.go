@@ -49,6 +49,14 @@ func (w masqWorld) fails(id string, conf Object, addrs ...string) {
 	Expect(w.Call(call).Code).To(Equal(1))
 }
 
+var _ = It("attaches two containers of a network, whose name is too long for a mark, with one address", func() {
+	w := newWorld()
+	conf := l3(Object{"name": strings.Repeat("n", 70), "isGateway": true})
+	w.Attach("static", conf, "10.1.0.2/24 10.1.0.1")
+	w.IP("neigh replace 10.1.0.2 lladdr 02:00:00:00:00:01 dev br") // as after an exchange of packets
+	w.Attach("successor", conf, "10.1.0.2/24 10.1.0.1")
+})
+
 var _ = Describe("the masquerade of a live container", Label("live-owners", "kernel"), func() {
 	const addr, ownRoute = "10.1.0.2/24 10.1.0.1", "10.1.0.2/32"
 	for _, backend := range []string{"nftables", "iptables"} {

@@ -138,7 +138,7 @@ func (c call) findNeighbor(r *record, isImpostor bool) (holder string, err error
 	number, isVLAN := strings.CutPrefix(r.Bridge, bridge.Name+".")
 	for _, port := range ports {
 		owner, hasMark := cni.ParseMark(port.Alias)
-		if !hasMark || port.Index == c.HostEnd.Index || owner.Network == r.Network && !isImpostor {
+		if !hasMark || port.Index == c.HostEnd.Index || owner.IsOn(r.Network) && !isImpostor {
 			continue
 		}
 		vlans, err := c.Host.VLANs(port.Index)
