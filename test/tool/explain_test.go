@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 type explanation struct {
@@ -83,6 +84,18 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 				MatchRegexp(`^   └─ shop/web-1  eth0  10\.88\.0\.3  veth\w+`)))
 		})
 	}
+
+	It("finds a container by its address of dhcp", func() {
+		nstest.Build("dhcp")
+		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+			{"type": "bridge", "bridge": "cni0", "ipam": {"type": "dhcp"}}]}`)
+		m.IP("link add cni0 type bridge", "link set cni0 up", "addr add 10.88.0.1/24 dev cni0")
+		plugintest.DHCPDaemon(m.Host, "/opt/cni/bin")
+		plugintest.ServeDHCP(m.Host, "cni0", "10.88.0.50,10.88.0.50")
+		m.up(newPod("c1", "web-0"))
+		Expect(explains(m, "10.88.0.50").Attachments).To(ConsistOf(
+			HaveField("Addresses", []string{"10.88.0.50"})))
+	})
 
 	It("shows the way of a packet, and where ours act on it", func() {
 		m := newMachine(ours(), usual)

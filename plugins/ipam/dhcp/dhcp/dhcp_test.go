@@ -772,7 +772,7 @@ var _ = It("is listed until DEL, also without the daemon, and the list changes n
 		if i == 1 {
 			Expect(d.end(syscall.SIGTERM)).To(BeZero())
 		}
-		return c, []string{fmt.Sprintf("address: 10.9.0.%d/24 server 10.9.0.1 expires TIME", 50+i)}
+		return c, []string{fmt.Sprintf("address: 10.9.0.%d server 10.9.0.1 expires TIME", 50+i)}
 	})
 })
 

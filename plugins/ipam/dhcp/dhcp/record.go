@@ -84,13 +84,19 @@ func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 	var errs []error
 	for _, dir := range append(dirs, dirs6...) {
 		records := statefile.NewStore[record](dir, statefile.DefaultWait)
-		holdings, err := netplugin.Holdings(records, func(r record) []cni.Holding {
-			value := "lost"
-			if l := r.decodeLease(r.ACK); l != nil {
-				value = fmt.Sprintf("%s %s expires %s", l, l.source(), boot.Add(l.expiry).UTC().Format(time.RFC3339))
+		holdings, err := netplugin.Holdings(records, func(r record) (held []cni.Holding) {
+			add := func(value string) {
+				held = append(held, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value})
 			}
-			h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value}
-			return netplugin.WithNetns(r.NetnsPath, r.Netns, h)
+			l := r.decodeLease(r.ACK)
+			if l == nil {
+				add("lost")
+			}
+			for _, ip := range l.result(options{}).IPs {
+				add(fmt.Sprintf("%s %s expires %s", ip.Address.Addr(), l.source(),
+					boot.Add(l.expiry).UTC().Format(time.RFC3339)))
+			}
+			return netplugin.WithNetns(r.NetnsPath, r.Netns, held...)
 		})
 		all, errs = append(all, holdings...), append(errs, err)
 	}
