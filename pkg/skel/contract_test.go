@@ -300,6 +300,13 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 			Key int `json:"keys"`
 		}{}
 		Expect(strings.Count(r.run(p).stderr, "is unknown")).To(BeNumerically("<=", 64))
+		p.Keys = struct {
+			List []struct {
+				Key int `json:"keys"`
+			} `json:"list"`
+		}{}
+		r.conf = strings.Replace(conf1, "{", `{"list": [`+strings.Repeat(`{"kays": 1}, `, 4000)+`{}],`, 1)
+		Expect(strings.Count(r.run(p).stderr, "is unknown")).To(Equal(64))
 	})
 })
 

@@ -85,14 +85,15 @@ func unknownKeys(p Plugin[any], conf []byte, path string) []unknownKey {
 			known = append(known, key{name: name})
 		}
 	}
-	return findUnknown(object, known, path)
+	found := findUnknown(object, known, path)
+	return found[:min(len(found), unknownMax)]
 }
 
 func isKnown(name string, known []key) bool {
 	return slices.ContainsFunc(known, func(k key) bool { return k.name == name })
 }
 
-const unknownMax = 64 // largest number of unknown keys of an object that are reported
+const unknownMax = 64 // largest number of unknown keys that are reported
 
 // findUnknown returns the unknown keys of an object, or of the objects in a list. If known is nil, all keys are known.
 func findUnknown(value any, known []key, path string) (found []unknownKey) {
