@@ -269,6 +269,15 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Entry("no host ports", `"portMappings"`, `"bandwidth"`, "host port",
 			"skipped: no plugin of the list uses portMappings"))
 
+	DescribeTable("fails for no packets that a list keeps away", func(from, to string) {
+		t := newTester(all(), strings.Replace(usual, from, to, 1))
+		place(nstest.Build("tc-redirect-tap"), t.plugins)
+		Expect(t.test()).NotTo(ContainElement(HavePrefix("failed")))
+	},
+		Entry("by isolated ports", `"isGateway"`, `"portIsolation": true, "isGateway"`),
+		Entry("by a policy", `"type": "firewall"`, `"type": "firewall", "ingressPolicy": "isolated"`),
+		Entry("for a virtual machine", `"type": "firewall"`, `"type": "tc-redirect-tap"`))
+
 	It("takes a gateway that answers ARP and nothing else", Label("slow"), func() {
 		t := newTester(all(), dual)
 		t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook input priority 0; };

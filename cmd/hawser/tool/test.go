@@ -244,6 +244,10 @@ func (t *trial) addSecond(ctx context.Context) (string, error) {
 		return "", skipped("each container has its own loopback")
 	case main.Is("host-device"):
 		return "", skipped("host-device has only one device")
+	case main.Is("vlan"):
+		return "", skipped("a master has only one interface for each VLAN")
+	case main.Is("macvlan") && rawText(main.Raw["mode"]) == "passthru":
+		return "", skipped("passthru has only one interface on a master")
 	}
 	addrs, err := t.add(ctx, nil)
 	if err != nil {

@@ -10,6 +10,9 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 var _ = Describe("a step of hawser test", Label("tool-test"), func() {
@@ -22,6 +25,14 @@ var _ = Describe("a step of hawser test", Label("tool-test"), func() {
 		Expect(t.Steps).To(ConsistOf(And(HaveField("Status", "failed"), HaveField("Why", "panic: oops"))))
 	})
 })
+
+var _ = DescribeTable("hawser test attaches no second container with", Label("tool-test"), func(list, why string) {
+	t := &trial{list: nstest.Must(node.ParseList([]byte(list))), node: &node.Node{}}
+	_, err := t.addSecond(context.Background())
+	Expect(err).To(Equal(skipped(why)))
+},
+	Entry("a VLAN", `{"type": "vlan", "master": "up0", "vlanId": 5}`, "a master has only one interface for each VLAN"),
+	Entry("passthru", `{"type": "macvlan", "mode": "passthru"}`, "passthru has only one interface on a master"))
 
 // TestTimeLimit runs on a synthetic clock. Each step ends when its context does.
 func TestTimeLimit(t *testing.T) {

@@ -114,7 +114,19 @@ func (s *testContainer) echo(ctx context.Context, addr netip.Addr, size int) err
 	return fmt.Errorf("%s does not answer ICMP echo", addr)
 }
 
+// reachesProgram returns why packets are not tested if they reach only a program that opens a tap, or nil.
+func (t *trial) reachesProgram() error {
+	isTap := func(e node.Entry) bool { return e.Is("tap") || e.Is("tc-redirect-tap") }
+	if slices.ContainsFunc(t.list.Plugins, isTap) {
+		return skipped("only a program that opens the tap, such as a virtual machine, gets packets")
+	}
+	return nil
+}
+
 func (t *trial) gateways(ctx context.Context) (string, error) {
+	if err := t.reachesProgram(); err != nil {
+		return "", err
+	}
 	s, o, tested := t.containers[0], outcomes{}, []netip.Addr{}
 	for _, r := range s.result.Routes {
 		gw := r.GW
@@ -142,6 +154,9 @@ func (t *trial) gateways(ctx context.Context) (string, error) {
 // dns asks each DNS server in the result for the root's name servers. A server that does not answer causes only a
 // warning, because it may be on another machine that is down.
 func (t *trial) dns(ctx context.Context) (string, error) {
+	if err := t.reachesProgram(); err != nil {
+		return "", err
+	}
 	var o outcomes
 	for _, server := range t.containers[0].result.DNS.Nameservers {
 		word := server + " answers"
@@ -196,9 +211,20 @@ func (t *trial) mtu(ctx context.Context) (string, error) {
 	return text, nil
 }
 
-// neighbors tests whether the containers reach each other. They must do so only on a bridge without port isolation.
+// isIsolated reports whether the list keeps containers from reaching each other.
+func (t *trial) isIsolated() bool {
+	return slices.ContainsFunc(t.list.Plugins, func(e node.Entry) bool {
+		return e.Is("bridge") && string(e.Raw["portIsolation"]) == "true" ||
+			e.Is("firewall") && rawText(e.Raw["ingressPolicy"]) == "isolated"
+	})
+}
+
+// neighbors tests whether the containers reach each other. They must do so only on a bridge without isolation.
 func (t *trial) neighbors(ctx context.Context) (string, error) {
-	a, b, err := t.containers[0], t.containers[1], error(nil)
+	a, b, err := t.containers[0], t.containers[1], t.reachesProgram()
+	if err != nil {
+		return "", err
+	}
 	for i := 0; i < min(len(a.ips), len(b.ips)) && err == nil; i++ {
 		if err = a.echo(ctx, b.ips[i], smallPacket); err == nil {
 			err = b.echo(ctx, a.ips[i], smallPacket)
@@ -210,7 +236,7 @@ func (t *trial) neighbors(ctx context.Context) (string, error) {
 		return "", skipped("the containers have no addresses")
 	case err == nil:
 		return "the containers reach each other", nil
-	case main.Is("bridge") && string(main.Raw["portIsolation"]) != "true":
+	case main.Is("bridge") && !t.isIsolated():
 		return "", fmt.Errorf("the containers do not reach each other: %w", err)
 	}
 	return "the containers do not reach each other: " + err.Error(), nil
@@ -221,6 +247,9 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 	s, o := t.containers[0], outcomes{}
 	if t.port == 0 {
 		return "", skipped("no plugin of the list uses portMappings")
+	}
+	if err := t.reachesProgram(); err != nil {
+		return "", err
 	}
 	var listener *net.TCPListener
 	err := s.netns.Do(func() (err error) {
@@ -242,7 +271,7 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 	for _, ip := range s.ips {
 		if i := slices.IndexFunc(hostAddrs, func(a netip.Addr) bool { return a.BitLen() == ip.BitLen() }); i >= 0 {
 			test("host", nil, hostAddrs[i])
-			if t.attached > 1 {
+			if t.attached > 1 && !t.isIsolated() {
 				test("neighbor", t.containers[1], hostAddrs[i])
 			}
 		}
