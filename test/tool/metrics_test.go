@@ -65,6 +65,14 @@ var _ = Describe("hawser metrics", Label("tool-metrics"), func() {
 		Expect(out.Stdout).NotTo(ContainSubstring("hawser_addresses_free{"))
 	})
 
+	It("ignores a line of a log that is longer than any call's, and reads the others", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("sh", "-c", `line='{"plugin":"bridge","verb":"ADD","ms":1}'
+			(echo "$line"; head -c 3000000 /dev/zero | tr '\0' x; echo; echo "$line") >/etc/cni/net.d/log`)
+		Expect(m.says("metrics", "--log", "/etc/cni/net.d/log")).To(ContainSubstring(
+			`hawser_call_duration_seconds_count{plugin="bridge",verb="ADD"} 2` + "\n"))
+	})
+
 	It("makes a histogram of the log, and writes a file", func() {
 		m := newMachine(ours(), usual)
 		m.write("/etc/cni/net.d/log", `{"time":"x","plugin":"bridge","verb":"ADD","ms":7.5}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -124,12 +125,18 @@ func eachLogLine(log string, do func(line []byte)) error {
 			errs = append(errs, err)
 			continue
 		}
-		lines := bufio.NewScanner(f)
-		lines.Buffer(nil, 1<<20)
-		for lines.Scan() {
-			do(lines.Bytes())
+		lines := bufio.NewReaderSize(f, 1<<20)
+		for isRest := false; err == nil; { // a line that is longer than the buffer is ignored
+			line, isPart, readErr := lines.ReadLine()
+			if readErr == nil && !isPart && !isRest {
+				do(line)
+			}
+			isRest, err = isPart, readErr
 		}
-		errs = append(errs, lines.Err(), f.Close())
+		if err == io.EOF {
+			err = nil
+		}
+		errs = append(errs, err, f.Close())
 	}
 	return errors.Join(errs...)
 }
