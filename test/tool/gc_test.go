@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 type collection struct {
@@ -319,6 +320,54 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(exit).To(BeZero())
 		Expect(c.Attachments).To(ContainElement(And(HaveField("ContainerID", gone), HaveField("Done", true))))
 		Expect(g.Files("/var/lib/cni")).NotTo(ContainSubstring(gone))
+	})
+
+	It("succeeds if another gc, or the runtime, removes the cache's file first", func() {
+		g := newGCNode(ours(), "10.101.17")
+		g.runtime()
+		g.up(newPod(gone, "web-0"))
+		Expect(os.Remove(filepath.Join(g.plugins, "firewall"))).To(Succeed())
+		Expect(os.WriteFile(filepath.Join(g.plugins, "firewall"), []byte("#!/bin/sh\nrm /var/lib/cni/results/*\n"),
+			0o755)).To(Succeed())
+		c, exit := g.gc(append(now, "--yes")...)
+		Expect(c.Attachments).To(ConsistOf(And(HaveField("Error", ""), HaveField("Done", true))))
+		Expect(exit).To(BeZero())
+	})
+
+	It("takes what is left of a sandbox whose namespace nothing but dhcp's daemon has open", func() {
+		g := newGCNode(ours(), "10.101.18")
+		place(nstest.Build("dhcp"), g.plugins)
+		list := `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+			{"type": "bridge", "bridge": "cni0", "ipam": {"type": "dhcp"}}]}`
+		g.write("/etc/cni/net.d/10-pods.conflist", list)
+		g.list = nstest.Must(libcni.NetworkConfFromBytes([]byte(list)))
+		g.IP("link add cni0 type bridge", "link set cni0 up", "addr add 10.101.18.1/24 dev cni0")
+		plugintest.DHCPDaemon(g.Host, g.plugins)
+		plugintest.ServeDHCP(g.Host, "cni0", "10.101.18.50,10.101.18.60")
+		g.runtime(lives)
+		g.up(newPod(lives, "web-0")).hold()
+		g.up(newPod(gone, "web-1"))
+		c, exit := g.gc(append(now, "--yes")...)
+		Expect(exit).To(BeZero())
+		Expect(c.Attachments).To(ConsistOf(HaveField("Kept", "crictl knows the container"),
+			And(HaveField("ContainerID", gone), HaveField("Done", true))))
+		Expect(g.Files("/run/hawser", "/var/lib/cni")).NotTo(ContainSubstring(gone))
+	})
+
+	It("takes what is left of a container whose process ID a process of the host has got", func() {
+		g := newGCNode(ours(), "10.101.19")
+		g.runtime()
+		p := g.up(newPod(gone, "web-0"))
+		p.Unpin()
+		other := g.Start(nstest.Program{Path: "sleep", Args: []string{"600"}})
+		file := "/var/lib/cni/results/pods-" + gone + "-eth0"
+		g.Cmd("sed", "-i", fmt.Sprintf(`s|%s|/proc/%d/ns/net|g`, p.Path, other.Process.Pid), file)
+		Expect(g.says("ls", "--orphans")).To(ContainSubstring("web-0"))
+		out := g.hawser("reapply")
+		Expect(out.Stdout + out.Stderr).To(Equal("Nothing is missing.\n"))
+		c, exit := g.gc(append(now, "--yes")...)
+		Expect(c.Attachments).To(ConsistOf(And(HaveField("ContainerID", gone), HaveField("Done", true))))
+		Expect(exit).To(BeZero())
 	})
 
 	It("harms no container that is attached while gc asks, although none of its processes is seen", Label("gc-race"),

@@ -272,8 +272,21 @@ func (a *Attachment) findOrphan(isRemembered bool) {
 	}
 }
 
-func isGone(path string) bool {
+// openNetns opens a container's namespace. The error matches ns.ErrNotExist also if path is of a process of the host,
+// which has got the ID of the container's process.
+func openNetns(path string) (*ns.NS, error) {
 	netns, err := ns.Open(path)
+	if err != nil || !strings.HasPrefix(path, "/proc/") {
+		return netns, err
+	}
+	if isHost, _ := netns.IsCurrent(); isHost {
+		return nil, errors.Join(ns.ErrNotExist, netns.Close())
+	}
+	return netns, nil
+}
+
+func isGone(path string) bool {
+	netns, err := openNetns(path)
 	if err == nil {
 		_ = netns.Close()
 	}

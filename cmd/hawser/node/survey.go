@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +30,7 @@ type Survey struct {
 	hostLinks  map[string]bool      // names of the host's links
 	hostInode  uint64               // inode of the host's namespace
 	start      time.Time            // before the first query, by the clock that file times use
+	isOurs     func(file string) bool
 	// contents reads the namespaces, and goneTest returns ns.Gone's test. Each runs at most once, and only if an
 	// attachment may be garbage.
 	contents func() (*contents, error)
@@ -58,7 +61,7 @@ type mark struct {
 // returns no Survey, because attachments that could not be read must be kept. The Survey also searches namespaces for
 // the marks of former attachments.
 func (n *Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err error) {
-	s = &Survey{hostLinks: map[string]bool{}, goneTest: sync.OnceValues(ns.Gone)}
+	s = &Survey{hostLinks: map[string]bool{}, goneTest: sync.OnceValues(ns.Gone), isOurs: n.IsOurs}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
 		return nil, err
@@ -113,11 +116,25 @@ func (s *Survey) findNamespaces(former []*Attachment) error {
 		if err = cmp.Or(err, useErr); useErr != nil {
 			continue
 		}
-		if known := s.namespaces[use.Inode]; known.path == "" || !use.IsMount {
-			s.namespaces[use.Inode] = namespace{use.Path, known.isUsed || !use.IsMount}
+		isUsed := !use.IsMount && !s.isOfDHCPDaemon(use.Path)
+		if known := s.namespaces[use.Inode]; known.path == "" || isUsed {
+			s.namespaces[use.Inode] = namespace{use.Path, known.isUsed || isUsed}
 		}
 	}
 	return err
+}
+
+// isOfDHCPDaemon reports whether the path of a use is a descriptor of dhcp's daemon, which keeps a descriptor until
+// DEL, even if the namespace is only mounted.
+func (s *Survey) isOfDHCPDaemon(path string) bool {
+	process, task, _ := strings.Cut(path, "/task/")
+	if s.isOurs == nil || !strings.Contains(task, "/fd/") {
+		return false
+	}
+	text, _ := os.ReadFile(process + "/cmdline") // a process that has ended uses nothing
+	args := strings.Split(string(text), "\x00")
+	return len(args) > 1 && args[1] == "daemon" && cni.IsPlugin(filepath.Base(args[0]), "dhcp") &&
+		s.isOurs(process+"/exe")
 }
 
 // readNamespaces reads all namespaces except the host's and the namespaces that unprivileged users created. No runtime
@@ -214,7 +231,7 @@ func (a *Attachment) identities() (ids []ns.Identity) {
 // recordedNetns returns the inode of the existing namespace that the attachment's path or the plugins' records name; 0
 // if no such namespace exists. It prefers a namespace that processes use.
 func (s *Survey) recordedNetns(a *Attachment) (inode uint64) {
-	if netns, err := ns.Open(a.Netns); err == nil {
+	if netns, err := openNetns(a.Netns); err == nil {
 		defer netns.Close()
 		if id, err := netns.Identity(); err == nil {
 			inode = id.Inode

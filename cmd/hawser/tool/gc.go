@@ -112,7 +112,7 @@ func (c *collection) remove(ctx context.Context) error {
 			g.err = errors.Join(g.err, c.node.DetachRest(ctx, g.former, g.list, a.Holdings))
 		}
 		if g.err == nil && g.former.File != "" { // libcni's record
-			g.err = os.Remove(g.former.File)
+			g.err = ignoreAbsent(os.Remove(g.former.File)) // the runtime or another gc may have removed it
 		}
 		g.Done = g.err == nil
 	})
