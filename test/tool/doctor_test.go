@@ -567,7 +567,7 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		return entries
 	}
 	DescribeTable("finds a fault, first of all, until it is mended", Label("slow"), func(f fault) {
-		f.breaks(ours())
+		f.breaks(all())
 	}, on("ours"))
 
 	DescribeTable("finds it on a node of the reference's plugins", Label("slow"), func(f fault) {
