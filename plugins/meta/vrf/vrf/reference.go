@@ -37,7 +37,10 @@ func restoreReference(ctx context.Context, req *skel.Request) error {
 	if link.Index != 0 && ok && i.MAC != "" && !strings.EqualFold(i.MAC, link.MAC.String()) {
 		return nil // CNI_NETNS is now the namespace of another container
 	}
-	r := record{VRF: vrf.Name, CreatedVRF: true, Link: link.Index}
+	r := record{VRF: vrf.Name, Link: link.Index}
+	if r.CreatedVRF = link.Index != 0 && link.Master == vrf.Index; !r.CreatedVRF {
+		return restore(ctx, c.Cont, r) // routes, and a VRF without an alias, may be another program's
+	}
 	if state.Routes, err = c.Cont.RouteCopies(); err != nil {
 		return err
 	}

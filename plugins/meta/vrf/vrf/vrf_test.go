@@ -436,6 +436,17 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
+	It("before ADD keeps a VRF without members that somebody else made, and its routes", Label("vrf-del"), func() {
+		IP(w.cont, "link add red up type vrf table 9")
+		IP(w.cont, "route add 10.51.0.0/16 via 10.2.0.1 table 9")
+		before := w.cont.Snapshot()
+		w.del(nil)
+		w.IsAsBefore(w.cont, before, recordDir)
+		IP(w.cont, "link del net1")
+		w.del(nil)
+		Expect(w.vrfs()).To(Equal([]string{"red 9"}))
+	})
+
 	It("needs no configuration, and leaves other networks and other containers alone", Label("vrf-del"), func() {
 		w.add(nil)
 		w.del(Object{"name": "other"})
