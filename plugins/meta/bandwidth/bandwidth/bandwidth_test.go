@@ -659,6 +659,15 @@ var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"),
 	})
 })
 
+var _ = It("is listed with its direction if the container's ID is too long for a mark", Label("kernel"), func() {
+	w := newWorld()
+	c := w.call("ADD", both, exempt)
+	c.ID = strings.Repeat("c", 150)
+	w.Add(c)
+	Expect(Held(w.Holdings(""))).To(ConsistOf(ContainSubstring("egress rate 16Mbit"),
+		ContainSubstring("ingress rate 8Mbit")))
+})
+
 var _ = DescribeTable("reads records of earlier versions, and writes current ones",
 	ExpectFormerRecord[netplugin.NetnsRecord],
 	Entry("before 0.2.0",

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -45,15 +46,15 @@ func (c *call) mayOwnIFB(l rtnl.Link) bool {
 }
 
 // limitsSent reports whether an IFB limits the packets that a host end sends. Only the second name is ambiguous. For
-// this name, the redirections decide.
+// this name, the redirections decide. The second and the third name end in the beginning of the alias, whose other
+// parts can be shortened.
 func (c *call) limitsSent(ifb rtnl.Link, links []rtnl.Link) bool {
-	a, _ := cni.ParseMark(ifb.Alias)
-	own := ifbNames(a)
+	digits, isFirstOrSecond := strings.CutPrefix(ifb.Name, "bwp")
 	redirects := func(l rtnl.Link) bool {
 		list, _ := c.conn.Redirects(l.Index, rtnl.ClsactReceived) // an ingress qdisc lists the same
 		return slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.Target == ifb.Index })
 	}
-	return ifb.Name == own[2] || ifb.Name == own[1] && !slices.ContainsFunc(links, redirects)
+	return !isFirstOrSecond || strings.HasPrefix(ifb.Alias, digits) && !slices.ContainsFunc(links, redirects)
 }
 
 // linkFilters returns the filters for the packets that a link sends and receives. A host end sends what the container
