@@ -195,7 +195,17 @@ func (t Tool) Test(ctx context.Context, table string, lines []string) error {
 	return t.runRestore(ctx, table, lines, true)
 }
 
+// lineMax is the length of the longest line that iptables-restore reads. It parses the rest of a longer line as another
+// line, so the author of a configuration could write any rule.
+const lineMax = 10238
+
 func (t Tool) runRestore(ctx context.Context, table string, lines []string, isTrial bool) error {
+	for _, l := range lines {
+		if len(l) > lineMax || strings.Contains(l, "\n") {
+			return cni.Errorf(cni.CodeConfig, "rule for %s: has %d bytes, more than %d, or several lines: %.64q...",
+				programName(t.Family), len(l), lineMax, l)
+		}
+	}
 	program, err := t.restore, error(nil)
 	if program == "" {
 		program, err = t.path(ctx, "-restore")

@@ -121,6 +121,18 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		})
 	}
 
+	It("get no line that they would cut into two, and no text of several lines", func() {
+		tool := ipt.Tool{Family: nft.IPv4, Variant: ipt.NFT}
+		for _, rest := range []string{strings.Repeat("x", 10238), "x\n-A Y -j ACCEPT"} {
+			lines := []string{"-N X", ipt.NewRule("X", "-m", "comment", "--comment", rest).Append()}
+			for _, run := range []func(context.Context, string, []string) error{tool.Restore, tool.Test} {
+				err := run(ctx, "nat", lines)
+				Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+				Expect(err).To(MatchError(ContainSubstring("rule for iptables: has ")))
+			}
+		}
+	})
+
 	It("are distinguished by the target of the links, or by their --version", func() {
 		nstest.Need("iptables-nft")
 		dir := GinkgoT().TempDir()

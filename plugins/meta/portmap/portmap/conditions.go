@@ -48,6 +48,10 @@ func checkMatches(key string, tokens []string) error {
 	find := misfitNFT
 	if syntaxOf(tokens) == iptables {
 		find = misfitIPTables
+		if len(ipt.NewRule("", tokens...).String()) > iptablesMax {
+			return cni.Refuse(key, nil, fmt.Sprintf("has more than %d bytes, the maximum in iptables' syntax",
+				iptablesMax))
+		}
 	}
 	if i, text := find(tokens); i >= 0 {
 		return cni.Refuse(fmt.Sprintf("%s[%d]", key, i), text, noMatch)
@@ -328,6 +332,7 @@ func isNumber(text string) bool {
 
 const (
 	conditionMax = 1 << 14 // bytes of all conditions of a family
+	iptablesMax  = 1 << 13 // bytes in iptables' syntax; the rule, as iptables lists it, must fit into a line of its input
 	rulesMax     = 256     // rules in iptables for one port
 )
 

@@ -11,6 +11,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
@@ -145,6 +147,35 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 				[]string{"-j", "RETURN"})...)
 		}
 	})
+
+	// longRule returns tokens with which an entry rule is longer than a line that iptables-restore reads, and whose rest
+	// begins with a rule.
+	longRule := func(rest string) (tokens []string) {
+		r := &record{Attachment: cni.Attachment{Network: "net1", ContainerID: "c1-2"},
+			Mappings: []mapping{{Proto: 6, HostPort: 8080, ContainerPort: 80}}}
+		entry, _, _ := strings.Cut(r.entryRules(nft.IPv4)[0].Append(), " -j ")
+		const line, token = 10239, ` -m comment --comment `
+		length := len(entry)
+		for line-length > 300 {
+			tokens = append(tokens, "-m", "comment", "--comment", strings.Repeat("a", 200))
+			length += len(token) + 200
+		}
+		return append(tokens, "-m", "comment", "--comment", strings.Repeat("b", line-length-len(token+`"`))+rest)
+	}
+
+	for _, k := range kinds[1:] {
+		It("adds no other rule, because "+k.name+" would cut it into two lines", Label("kernel"),
+			nstest.Variant(k.variant), func() {
+				nstest.UseVariant(k.variant)
+				w, a := newContainer()
+				before := w.rules()
+				o := a.call("ADD", k.config, ports("8080:80"), Object{"conditionsV4": longRule(
+					"-A PREROUTING -p udp -j REDIRECT --to-ports 1 -m comment --comment x")})
+				Expect(strings.Count(w.natRules(), "REDIRECT")).To(BeZero(), o.text())
+				Expect(w.rules()).To(Equal(before))
+				Expect(o.Msg).To(Equal("conditionsV4: has more than 8192 bytes, the maximum in iptables' syntax"))
+			})
+	}
 
 	DescribeTable("does not change an administrator's list", Label("kernel"), func(config Object, text string) {
 		w, a := newContainer()
