@@ -359,6 +359,11 @@ func (c *call) findLink() (rtnl.Link, error) {
 		return rtnl.Link{}, cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
 			"has no interface of the host that is the other end of %q", c.Req.IfName))
 	}
+	if !c.Req.Owns(c.HostEnd.Alias) { // prevResult can be of another attachment
+		if err := netplugin.RefuseOwned("prevResult.interfaces", c.HostEnd); err != nil {
+			return rtnl.Link{}, err
+		}
+	}
 	return c.HostEnd, nil
 }
 

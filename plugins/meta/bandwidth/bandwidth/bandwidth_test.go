@@ -659,6 +659,21 @@ var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"),
 	})
 })
 
+var _ = It("leaves a host end with the mark of another attachment as it is", Label("kernel", "others-by-now"), func() {
+	nstest.Need("tbf", "ifb")
+	w := NewWorld(Plugin())
+	a := w.AttachBehind("one", "net", Object{"ingressRate": 8000000, "ingressBurst": 800000,
+		"egressRate": 16500000, "egressBurst": 1600000}, Addrs(2)...)
+	other := a.As("DEL")
+	other.ID = "two"
+	w.Succeeds(other)
+	w.Succeeds(a.As("CHECK"))
+	other.Command = "ADD"
+	Expect(w.Fails(other, cni.CodeConflict)).To(ContainSubstring(
+		`belongs to network "net", container "one", interface "eth0"`))
+	w.Succeeds(a.As("CHECK"))
+})
+
 var _ = It("is listed with its direction if the container's ID is too long for a mark", Label("kernel"), func() {
 	w := newWorld()
 	c := w.call("ADD", both, exempt)
