@@ -386,7 +386,7 @@ func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (
 		orphaned = nil
 	}
 	for _, l := range orphaned[:min(len(orphaned), maxReclaims)] {
-		if err = a.session.cluster.release(ctx, l); err != nil {
+		if err = a.session.releaseOrphan(ctx, l); err != nil {
 			break
 		}
 		a.req.Warn("reclaimed %s from %s because its node is deleted", l.name, l)
@@ -415,6 +415,8 @@ func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Add
 			return err
 		}
 		a.record.removeLease(l.name)
+	} else if err != nil {
+		a.record.Open = append(slices.Clone(a.record.Open), l.name) // the entry may be created after DEL
 	}
 	return err
 }

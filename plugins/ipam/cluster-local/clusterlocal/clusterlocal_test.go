@@ -475,7 +475,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		p := place{space: "default", dataDir: n.dataDir}
 		boot := nstest.Must(sysctl.BootID())
 		for i, addr := range []string{"10.30.0.2", "10.30.0.3", "10.30.0.4", "10.30.0.5"} {
-			t := tombstone{fmt.Sprint("theirs", i), []string{"default." + addr}, boot,
+			t := tombstone{cni.Attachment{}, fmt.Sprint("theirs", i), []string{"default." + addr}, boot,
 				sysctl.Uptime() - lateRequestTime}
 			Expect(p.tombstones().Put(context.Background(), t)).To(Succeed())
 			long := time.Now().Add(time.Duration(i-9) * time.Minute)
@@ -495,7 +495,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		Expect(n.records()).To(ConsistOf(append(bad, "late/theirs3.json")))
 		n.succeeds("DEL", "x")
 		Expect(n.records()).To(ConsistOf(bad))
-		t := tombstone{"theirs0", []string{"default.10.30.0.2"}, boot, sysctl.Uptime() - tombstoneMaxAge}
+		t := tombstone{cni.Attachment{}, "theirs0", []string{"default.10.30.0.2"}, boot, sysctl.Uptime() - tombstoneMaxAge}
 		Expect(p.tombstones().Put(context.Background(), t)).To(Succeed())
 		n.succeeds("DEL", "x")
 		Expect(n.records()).To(ConsistOf(bad[1]))

@@ -168,7 +168,14 @@ func (c cluster) addEntry(ctx context.Context, p *pool, key string, e poolEntry)
 	if p.Spec.Allocations != nil {
 		path, value = path+"/"+key, e
 	}
-	return c.change(ctx, p, map[string]any{"op": "add", "path": path, "value": value})
+	err := c.change(ctx, p, map[string]any{"op": "add", "path": path, "value": value})
+	if err == nil {
+		if p.Spec.Allocations == nil {
+			p.Spec.Allocations = map[string]poolEntry{} // the next entry must not replace this one
+		}
+		p.Spec.Allocations[key] = e
+	}
+	return err
 }
 
 // change applies one operation to the pool, unless it has changed since it was read, and stores the new version in p.
@@ -197,22 +204,34 @@ func (c cluster) change(ctx context.Context, p *pool, operation map[string]any) 
 // are the attachment's addresses, which identify entries without an interface name.
 func (c cluster) unguard(ctx context.Context, space string, a cni.Attachment, addrs []netip.Addr) error {
 	pools, err := c.pools(ctx)
-	for n := 1; err == nil; n++ {
-		p, key := attachmentEntry(pools, space, a, addrs)
-		if p == nil {
-			return nil
-		}
-		err = c.change(ctx, p, map[string]any{"op": "remove", "path": "/spec/allocations/" + key})
-		if err != nil {
-			pools, err = c.retryPools(ctx, n, *p, err)
-		} else {
-			delete(p.Spec.Allocations, key)
-		}
+	if err == nil {
+		_, err = c.removeEntries(ctx, pools, space, a, addrs)
 	}
 	if errors.Is(err, errNoPools) {
 		return nil
 	}
 	return err
+}
+
+// removeEntries is unguard for pools that were read earlier. It returns the pools without the entries.
+func (c cluster) removeEntries(ctx context.Context, pools []pool, space string, a cni.Attachment,
+	addrs []netip.Addr) ([]pool, error) {
+	for n := 1; ; n++ {
+		p, key := attachmentEntry(pools, space, a, addrs)
+		if p == nil {
+			return pools, nil
+		}
+		err := c.change(ctx, p, map[string]any{"op": "remove", "path": "/spec/allocations/" + key})
+		if err == nil {
+			delete(p.Spec.Allocations, key)
+			continue
+		}
+		current, err := c.retryPools(ctx, n, *p, err)
+		if err != nil {
+			return pools, err
+		}
+		pools = current
+	}
 }
 
 // attachmentEntry returns the pool and the key of an entry of the attachment in a space, or a nil pool.

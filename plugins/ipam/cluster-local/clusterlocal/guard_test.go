@@ -156,6 +156,62 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		Expect(strings.Count(s.requests(), "PATCH")).To(BeNumerically("<", 20))
 	})
 
+	It("keeps both entries of an attachment in a pool that has none yet", func() {
+		s.putPool(pool8, "10.30.0.0/29", nil)
+		n.ipam["ranges"] = json.RawMessage(`[[{"subnet": "10.30.0.0/29", "rangeEnd": "10.30.0.3"}],
+			[{"subnet": "10.30.0.0/29", "rangeStart": "10.30.0.4"}]]`)
+		Expect(n.call("ADD", "one").Added().IPs).To(HaveLen(2))
+		Expect(s.entries(pool8)).To(HaveLen(2))
+	})
+
+	DescribeTable("frees the address of a deleted node's lease in the pool too", Label("cluster-reclaim"),
+		func(add func() string) {
+			s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(3, 4, 5, 6))
+			s.pools[pool8].Spec.Allocations["2"] = poolEntry{Container: "theirs", IfName: "eth0"}
+			s.addLease("default", "10.30.0.2", "gone", time.Hour)
+			Expect(add()).To(Equal("10.30.0.2"))
+			Expect(s.entries(pool8)).To(ContainElement("2 one eth0"))
+		},
+		Entry("by ADD", func() string { return n.add("one") }),
+		Entry("by cluster-local reclaim", func() string {
+			var out bytes.Buffer
+			env := skel.Env{Args: []string{"reclaim", "--kubeconfig", n.kubeconfig, "--yes"}, Stdout: &out, Stderr: &out}
+			Expect(skel.Run(GinkgoT().Context(), Plugin(), env)).To(BeZero(), out.String())
+			return n.withKeys(Object{"reclaim": "never"}).add("one")
+		}))
+
+	It("does not prevent reclaim as a user who may not read pools", Label("cluster-reclaim"), func() {
+		s.addLease("default", "10.30.0.2", "gone", time.Hour)
+		s.set(func(w http.ResponseWriter, r *http.Request, _ func()) bool {
+			isPool := strings.HasPrefix(r.URL.Path, poolsPath)
+			if isPool {
+				refuse(w, http.StatusForbidden, "Forbidden", "", "ippools is forbidden")
+			}
+			return isPool
+		})
+		var out bytes.Buffer
+		env := skel.Env{Args: []string{"reclaim", "--kubeconfig", n.kubeconfig, "--yes"}, Stdout: &out, Stderr: &out}
+		Expect(skel.Run(GinkgoT().Context(), Plugin(), env)).To(BeZero(), out.String())
+		Expect(s.leaseNames()).To(BeEmpty())
+	})
+
+	It("removes an entry that is created after DEL, unless the attachment is there again", Label("cluster-late"), func() {
+		s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(2, 3, 4, 5))
+		s.set(failFirst(1000, "PATCH", drop))
+		n.withTimeout(time.Second).fails(11, "ADD", "one")
+		Expect(s.leaseNames()).To(BeEmpty())
+		Expect(n.records()).To(ConsistOf(HavePrefix("late/")))
+		s.set(nil)
+		late := whereaboutsEntries(2, 3, 4, 5)
+		late["6"] = poolEntry{Container: "one", IfName: "eth0"}
+		s.putPool(pool8, "10.30.0.0/29", late)
+		n.succeeds("DEL", "another")
+		Expect(s.entries(pool8)).To(HaveLen(4))
+		Expect(n.add("one")).To(Equal("10.30.0.6"))
+		n.succeeds("DEL", "another")
+		Expect(s.entries(pool8)).To(ContainElement("6 one eth0"))
+	})
+
 	It("reads pools in pages", func() {
 		s.page = 1
 		s.putPool("10.31.0.0-29", "10.31.0.0/29", whereaboutsEntries(2))

@@ -2,6 +2,7 @@ package clusterlocal
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -46,6 +47,17 @@ func (c cluster) orphanedLeases(ctx context.Context, all []lease, now time.Time,
 		}
 	}
 	return orphaned, skipped, nil
+}
+
+// releaseOrphan deletes a lease of a deleted node and, with a guard, its entry in whereabouts' pools.
+func (s *session) releaseOrphan(ctx context.Context, l lease) (err error) {
+	if s.guard != "" {
+		s.pools, err = s.cluster.removeEntries(ctx, s.pools, s.space, l.attachment(), leaseAddrs([]string{l.name}))
+		if err != nil {
+			return err
+		}
+	}
+	return s.cluster.release(ctx, l)
 }
 
 // reclaimCommand implements "cluster-local reclaim", for administrators and CronJobs. It lists the leases of deleted
@@ -101,12 +113,22 @@ func reclaimAll(env skel.Env, p place, yes bool) error {
 	if err != nil {
 		return err
 	}
+	s := session{place: p, cluster: c}
+	if yes {
+		s.pools, err = c.pools(ctx)
+		if s.guard = "whereabouts"; errors.Is(err, errNoPools) || kube.HasReason(err, "Forbidden") {
+			s.guard, err = "", nil
+		}
+	}
+	if err != nil {
+		return err
+	}
 	for _, l := range orphaned {
 		fmt.Fprintf(env.Stdout, "%s\t%s\n", l.name, l)
 		if !yes {
 			continue
 		}
-		if err := c.release(ctx, l); err != nil {
+		if err := s.releaseOrphan(ctx, l); err != nil {
 			return err
 		}
 	}

@@ -61,6 +61,7 @@ func (r record) names() []string {
 
 // tombstone replaces a record with open names, because the API server may carry out a request after DEL.
 type tombstone struct {
+	cni.Attachment
 	Nonce string        `json:"nonce"`
 	Names []string      `json:"names"`
 	Boot  string        `json:"boot"`
@@ -134,7 +135,7 @@ func (s *session) releaseRecord(ctx context.Context, r record) error {
 	if len(r.Open) > 0 {
 		boot, err := sysctl.BootID()
 		if err == nil {
-			err = s.tombstones().Put(ctx, tombstone{r.Nonce, r.Open, boot, sysctl.Uptime()})
+			err = s.tombstones().Put(ctx, tombstone{r.Attachment, r.Nonce, r.Open, boot, sysctl.Uptime()})
 		}
 		if err != nil {
 			return err
@@ -167,7 +168,7 @@ func (s *session) sweepTombstones(ctx context.Context) {
 		if t.Boot == boot {
 			age = sysctl.Uptime() - t.Since // measured before the requests below
 		}
-		var err error
+		err := s.unguardLate(ctx, t)
 		for _, name := range t.Names {
 			err = errors.Join(err, s.cluster.release(ctx, lease{name: name, Nonce: t.Nonce}))
 		}
@@ -177,6 +178,18 @@ func (s *session) sweepTombstones(ctx context.Context) {
 			_ = s.tombstones().Put(ctx, t) // makes it the newest file, so that the next sweep handles the others first
 		}
 	}
+}
+
+// unguardLate removes entries that late requests have created in whereabouts' pools. If the attachment has a record
+// again, the entries may be of its new ADD, and its DEL removes them all.
+func (s *session) unguardLate(ctx context.Context, t tombstone) error {
+	if s.guard == "" || t.ContainerID == "" { // an earlier version wrote no attachment
+		return nil
+	}
+	if _, ok, err := s.records().Get(t.Attachment.Hash()); ok || err != nil {
+		return err
+	}
+	return s.unguard(ctx, t.Attachment, leaseAddrs(t.Names))
 }
 
 // removeDamaged removes the attachment's file if it does not contain a record, for example because the disk is damaged.

@@ -291,7 +291,11 @@ func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string)
 			return
 		}
 		var e poolEntry
-		if delete(p.Spec.Allocations, offset); patch[1].Op == "add" {
+		switch delete(p.Spec.Allocations, offset); {
+		case patch[1].Path == "/spec/allocations":
+			p.Spec.Allocations = nil
+			Expect(json.Unmarshal(patch[1].Value, &p.Spec.Allocations)).To(Succeed())
+		case patch[1].Op == "add":
 			Expect(json.Unmarshal(patch[1].Value, &e)).To(Succeed())
 			p.Spec.Allocations[offset] = e
 		}
