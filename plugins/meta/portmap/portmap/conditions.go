@@ -332,7 +332,7 @@ func isNumber(text string) bool {
 
 const (
 	conditionMax = 1 << 14 // bytes of all conditions of a family
-	iptablesMax  = 1 << 13 // bytes in iptables' syntax; the rule, as iptables lists it, must fit into a line of its input
+	iptablesMax  = 1 << 13 // bytes in iptables' syntax; a rule, as iptables lists it, must fit into a line
 	rulesMax     = 256     // rules in iptables for one port
 )
 

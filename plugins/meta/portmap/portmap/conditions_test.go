@@ -148,8 +148,8 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 		}
 	})
 
-	// longRule returns tokens with which an entry rule is longer than a line that iptables-restore reads, and whose rest
-	// begins with a rule.
+	// longRule returns tokens with which an entry rule is longer than a line that iptables-restore reads. The text rest
+	// begins where the line is cut.
 	longRule := func(rest string) (tokens []string) {
 		r := &record{Attachment: cni.Attachment{Network: "net1", ContainerID: "c1-2"},
 			Mappings: []mapping{{Proto: 6, HostPort: 8080, ContainerPort: 80}}}
@@ -160,7 +160,8 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 			tokens = append(tokens, "-m", "comment", "--comment", strings.Repeat("a", 200))
 			length += len(token) + 200
 		}
-		return append(tokens, "-m", "comment", "--comment", strings.Repeat("b", line-length-len(token+`"`))+rest)
+		return append(tokens, "-m", "comment", "--comment",
+			strings.Repeat("b", line-length-len(token+`"`))+rest)
 	}
 
 	for _, k := range kinds[1:] {
