@@ -88,7 +88,8 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	reservedChains := []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
 	if !ipt.IsChainName(c.AdminChain) || slices.Contains(reservedChains, c.AdminChain) {
 		problems.Add(cni.Refuse("iptablesAdminChainName", c.AdminChain,
-			"is not a valid name for a chain of your own (1 to 28 bytes, no blank, not beginning with - or !)"))
+			"is not a valid name for a chain of your own (1 to 28 bytes, no blank, no leading - or !; not a target, "+
+				"built-in or this plugin's)"))
 	}
 	return c
 }

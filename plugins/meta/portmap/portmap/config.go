@@ -139,7 +139,7 @@ func (o options) check() error {
 	return problems.Err()
 }
 
-const chainNameReason = "is not a valid chain name (1 to 28 bytes, no blank, not beginning with - or !)"
+const chainNameReason = "is not a valid chain name (1 to 28 bytes, no blank, no leading - or !; not a target)"
 
 // mapping is one entry of portMappings: a port of the host and one of the container.
 type mapping struct {
