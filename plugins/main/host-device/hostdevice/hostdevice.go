@@ -68,33 +68,25 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	lockCtx, cancel := skel.WithTwoThirds(ctx)
-	defer cancel()
-	c, err := lock(lockCtx, netplugin.OpenHost(req))
-	if err != nil {
-		return err
-	}
-	r, findErr := c.findRecord()
-	_ = c.records.Close() // before IPAM runs, which may take long
+	// The lock is free while IPAM runs, which may take long. Another call may move the device or change the record then.
 	return attach.DelInterface(ctx, req, func() error {
-		if findErr != nil {
-			return findErr
-		}
-		l, err := r.findDevice(c.Cont)
-		if err != nil {
-			return err
-		}
-		return attach.Flush(c.Cont, l)
+		return withRecord(ctx, req, func(c call, r *record, err error) error {
+			if err != nil {
+				return err
+			}
+			l, err := r.findDevice(c.Cont)
+			if err != nil {
+				return err
+			}
+			return attach.Flush(c.Cont, l)
+		})
 	}, func() (gone bool, err error) {
-		lockCtx, cancel := skel.WithTwoThirds(ctx)
-		defer cancel()
-		err = records().Locked(lockCtx, func(locked *store) error {
-			err := findErr
+		err = withRecord(ctx, req, func(c call, r *record, err error) error {
 			if err == nil {
-				err = call{c.Call, locked}.moveBack(ctx, r, c.Cont)
+				err = c.moveBack(ctx, r, c.Cont)
 			}
 			if errors.Is(err, rtnl.ErrNoLink) {
-				err = locked.Drop(ctx, req.Hash()) // a damaged record, which findRecord does not return
+				err = c.records.Drop(ctx, req.Hash()) // a damaged record, which findRecord does not return
 			}
 			return err
 		})
@@ -311,6 +303,19 @@ func lock(ctx context.Context, c *netplugin.Call) (call, error) {
 		c.Req.OnDone(func() { _ = errors.Join(locked.Close(), c.Cont.Close()) })
 	}
 	return call{c, locked}, err
+}
+
+// withRecord locks the records while work runs, which receives the record or the error that findRecord returns.
+func withRecord(ctx context.Context, req *skel.Request, work func(call, *record, error) error) error {
+	lockCtx, cancel := skel.WithTwoThirds(ctx)
+	defer cancel()
+	c, err := lock(lockCtx, netplugin.OpenHost(req))
+	if err != nil {
+		return err
+	}
+	defer c.records.Close()
+	r, err := c.findRecord()
+	return work(c, r, err)
 }
 
 // findRecord returns the attachment's record, or one for a device that the reference plugin moved, and opens Cont. The

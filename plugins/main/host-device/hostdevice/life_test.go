@@ -442,6 +442,17 @@ var _ = Describe("DEL", func() {
 		Expect(w.Dir + "/free").To(BeAnExistingFile())
 	}, Entry("before the device goes home", "fake"), Entry("when the device is home", "whereabouts"))
 
+	It("changes no device that another call brought home while the IPAM plugin worked", func() {
+		w := newWorld()
+		a := attached(w, conf())
+		w.On("DEL", `cat >/dev/null; rm /run/hawser/host-device/*.json
+			ip -n $(basename $CNI_NETNS) link set net1 down
+			ip -n $(basename $CNI_NETNS) link set net1 netns $$ name d0 && ip link set d0 mtu 1300`)
+		w.Succeeds(a.As("DEL"))
+		Expect(Show(w.Host, "d0").MTU).To(Equal(1300))
+		Expect(w.Files("/run/hawser")).NotTo(ContainSubstring(".json"))
+	})
+
 	It("asks an IPAM plugin that needs the interface before the device goes home", func() {
 		w := newWorld()
 		a := attached(w, conf())
