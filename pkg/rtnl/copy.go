@@ -433,11 +433,12 @@ func (c *Conn) replaceCopy(former, r RouteCopy) error {
 		// route, so that DelCopy does not mistake r for it.
 		flag = unix.NLM_F_APPEND
 	}
-	err := ignore(c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|flag, r), unix.EEXIST)
-	if err != nil || flag == unix.NLM_F_REPLACE {
-		return wrap("route "+r.String(), err)
+	err := c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|flag, r)
+	if err == nil && flag == unix.NLM_F_APPEND {
+		return c.DelCopy(former)
 	}
-	return c.DelCopy(former)
+	// EEXIST: r may be in front of the former route, and DelCopy could mistake r for it.
+	return wrap("route "+r.String(), ignore(err, unix.EEXIST))
 }
 
 // DelCopy deletes the route with all its next hops.
