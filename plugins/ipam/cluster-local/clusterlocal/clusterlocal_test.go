@@ -658,6 +658,14 @@ var _ = It("reads no kubeconfig that a container may have written, in any call",
 	Expect(s.requests()).To(BeEmpty())
 })
 
+var _ = It("reads the token from the file that a kubeconfig names besides a token", Label("cluster-kubeconfig"), func() {
+	s, n := newNode()
+	n.kubeconfig = s.kubeconfig("expired, tokenFile: " + hostFile("/var/lib/kubelet", "node-a\n"))
+	n.add("one")
+	n.kubeconfig = s.kubeconfig("node-a, tokenFile: /nowhere")
+	n.add("two")
+})
+
 var _ = It("reads a kubeconfig that is being written", Label("cluster-kubeconfig"), func() {
 	s, n := newNode()
 	Expect(os.WriteFile(n.kubeconfig, []byte("apiVersion: v1\n"), 0o600)).To(Succeed())

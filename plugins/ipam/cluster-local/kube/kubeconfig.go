@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -181,12 +182,12 @@ func (c *Client) credentials(cl cluster, u user) (*tls.Config, error) {
 		}
 	}
 	c.token = u.Token
-	if u.TokenFile != "" && c.token == "" {
+	if u.TokenFile != "" { // takes precedence if it can be read, as in client-go, because it may be newer
 		text, err := statefile.ReadRegular(c.absolutePath(u.TokenFile))
-		if err != nil {
+		if err != nil && c.token == "" {
 			return nil, err
 		}
-		c.token = strings.TrimSpace(string(text))
+		c.token = cmp.Or(strings.TrimSpace(string(text)), c.token)
 	}
 	if strings.ContainsFunc(c.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return nil, errors.New("token: contains spaces or characters outside printable ASCII")
