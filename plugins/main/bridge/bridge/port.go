@@ -116,11 +116,16 @@ func (b *bridgeCall) spoofCheck() spoofCheck {
 }
 
 // formerSpoofCheck returns the check that ADD added. Its MAC address is from prevResult, because the container may have
-// changed the address of its interface since then.
+// changed the address of its interface since then. Results before version 0.3.0 do not have it, so an existing check
+// keeps its address.
 func (b *bridgeCall) formerSpoofCheck() spoofCheck {
 	s := b.spoofCheck()
 	i, _ := b.call.Req.PrevResult.ContainerInterface(b.call.Req.IfName)
-	if mac, err := net.ParseMAC(i.MAC); err == nil && len(mac) == len(s.MAC) {
+	mac, err := net.ParseMAC(i.MAC)
+	if i.MAC == "" {
+		mac, err = s.existingMAC(b.call.NF)
+	}
+	if err == nil && len(mac) == len(s.MAC) {
 		s.MAC = mac
 	}
 	return s

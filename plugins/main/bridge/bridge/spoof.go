@@ -92,6 +92,19 @@ func (s spoofCheck) verify(nf *nft.Conn) error {
 	return spoofError(err)
 }
 
+// existingMAC returns the address in the live check of the port, or nil.
+func (s spoofCheck) existingMAC(nf *nft.Conn) (net.HardwareAddr, error) {
+	pairs, port := spoofElements(), nft.IfNameKey(s.Port)
+	pairs.Sets = []string{spoofPairs}
+	all, err := pairs.All(nf, s.Attachment.Owns)
+	for _, it := range all {
+		if mac, ok := bytes.CutPrefix(it.Key, port); ok && it.Set == spoofPairs {
+			return mac[:len(s.MAC)], nil
+		}
+	}
+	return nil, err
+}
+
 // deleteSpoofCheck removes Hawser's check of the attachment and, unless again is set, the reference plugin's. It first
 // reads only the elements for the possible names of the host end, because most containers have no check.
 func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment, again bool) error {

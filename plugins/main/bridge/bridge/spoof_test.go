@@ -312,6 +312,18 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		}
 	})
 
+	It("keeps its address if the result has none, as before version 0.3.0", func() {
+		w := newWorld()
+		a := w.Attach("one", l3(Object{"macspoofchk": true}), "10.1.0.2/24")
+		mac := Show(a.Host, "eth0").Address
+		a.Host.IP("link set eth0 address 02:00:00:00:00:66")
+		a.Result.Text = strings.Replace(a.Result.Text, `"mac": "`+mac+`"`, `"mac": ""`, 1)
+		w.Succeeds(a.As("CHECK"))
+		Expect(w.Reapply(a.As("CHECK"))).To(BeEmpty())
+		Expect(w.Cmd("nft", "list", "table", "bridge", "hawser")).To(And(ContainSubstring(" . "+mac),
+			Not(ContainSubstring("02:00:00:00:00:66"))))
+	})
+
 	It("prints as an administrator would write it, with its owner, and reloads", func() {
 		Expect(add(one)).To(Succeed())
 		want := strings.ReplaceAll(spoofTablePrinted, "MARK", one.Attachment.Mark())
