@@ -97,6 +97,20 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(m.check(p)).To(Succeed())
 	})
 
+	It("tells apart two interfaces of a container, of which only one has a name that is too long for a mark", func() {
+		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "`+strings.Repeat("n", 41)+`", "plugins": [
+			{"type": "bridge", "bridge": "cni0", "isGateway": true,
+			"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}}]}`)
+		p := newPod(strings.Repeat("a", 64), "web-0")
+		for _, name := range []string{"eth1", "eth10"} {
+			p.rt.IfName = name
+			m.up(p)
+		}
+		Expect(asks[[]attachment](m, "ls")).To(ConsistOf(
+			And(HaveField("IfName", "eth1"), HaveField("Holdings", Not(BeEmpty()))),
+			And(HaveField("IfName", "eth10"), HaveField("Holdings", Not(BeEmpty())))))
+	})
+
 	It("has packets translated again whose first was sent while the rules were gone", func() {
 		m := newMachine(ours(), usual)
 		outside := nstest.NewOutside(m.Host)

@@ -149,6 +149,9 @@ func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error)
 			full[marked] = h.Attachment
 		}
 	}
+	for _, a := range cached { // an incomplete interface can be another one's name
+		delete(full, a.Attachment)
+	}
 	var incomplete []cni.Holding
 	for _, h := range holdings {
 		if a, ok := full[h.Attachment]; ok {
