@@ -1,5 +1,6 @@
 #!/bin/bash
-# ahead.sh: downloads and compiles what later steps of .ci/run need of Go, beside those that wait for the kernel.
+# ahead.sh: downloads the modules and compiles the packages that later steps of .ci/run need. It runs in the background
+# of make test-all and make test-one, which mostly wait for the kernel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,15 +1,22 @@
 #!/bin/bash
-# bench.sh: our plugins, as programs of their own and as one, against the newest reference, Debian's and, with
-# BEFORE=DIR, an older build of ours, call by call in turns, on throw-away hosts (root). PEER=DIR takes the place of
-# the reference's two; BENCH is a regexp of the rows; BENCH_TIME the time for each scenario (2s), N the most rounds of
-# each; QUICK=1 takes two minutes. The whole table goes into dist/performance.txt, too. A run of everything, of a
-# quarter of an hour, also writes the aims, some rows and the sizes into docs/performance.md. HAWSER_BIN is a
-# directory with our plugins, and one/ in it one with them as one program.
+# bench.sh: compares Hawser's plugins, as separate programs and as one program, with the newest reference plugins and
+# Debian's, on throw-away hosts. Needs root.
 #
-# The data path follows: what containers get from the first peer's networks and from ours, at several numbers of
-# containers. Its table goes into dist/datapath.txt, and a run of everything writes the page's part and its plot.
-# PARTS=calls and PARTS=paths run one of the two; with PARTS=paths, BENCH is a regexp of the figures, BENCH_TIME the
-# time of each figure and round (200ms), N the rounds (9).
+# The first part, "calls", alternates between the plugins call by call and writes its table to dist/performance.txt. The
+# second part, "paths", measures the data path of containers on networks of the first peer and of Hawser, for several
+# numbers of containers, and writes its table to dist/datapath.txt. It does not run if BENCH or QUICK is set without
+# PARTS. Without BENCH and QUICK, the calls take a quarter of an hour, and both parts update docs/performance.md:
+# targets, some rows, sizes, the data path and its plot.
+#
+# Environment:
+#   PEER=DIR      compare with the plugins in DIR instead of the two releases of the reference
+#   BEFORE=DIR    also compare with an older Hawser build
+#   PARTS         "calls" or "paths": run only this part
+#   BENCH=REGEXP  measure only these rows; with PARTS=paths, only these figures
+#   BENCH_TIME    time for each scenario (2s, with QUICK 5s); with PARTS=paths, for each figure and round (200ms)
+#   N             maximum number of rounds of a scenario (100, with QUICK 30); number of rounds of the data path (9)
+#   QUICK=1       take two minutes
+#   HAWSER_BIN    directory of Hawser's plugins, with the single program in its directory one/; unset builds bin/
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,25 +29,25 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/empty" "$work/disk" "$work/stripped"
 args=()
-peer() { # peer NAME DIR
+add_peer() { # add_peer NAME DIR
 	[ -x "$2/bridge" ] || { echo "bench: no plugins in $2" >&2; return; }
 	args+=(-peer "$1=$2")
 }
 if [ -n "${PEER:-}" ]; then
-	peer "$("$PEER/bridge" --version 2>&1 </dev/null | head -n 1)" "$PEER"
+	add_peer "$("$PEER/bridge" --version 2>&1 </dev/null | head -n 1)" "$PEER"
 else
 	newest=$(scripts/reference.sh)
 	scripts/deps.sh containernetworking-plugins
-	peer "${newest##*/}" "$newest"
-	peer "Debian's $(dpkg-query -Wf '${Version}' containernetworking-plugins 2>/dev/null)" /usr/lib/cni
+	add_peer "${newest##*/}" "$newest"
+	add_peer "Debian's $(dpkg-query -Wf '${Version}' containernetworking-plugins 2>/dev/null)" /usr/lib/cni
 fi
-[ -z "${BEFORE:-}" ] || peer "hawser before" "$BEFORE"
-[ ${#args[@]} -gt 0 ] || { echo "bench: nothing to compare with" >&2; exit 1; }
+[ -z "${BEFORE:-}" ] || add_peer "hawser before" "$BEFORE"
+[ ${#args[@]} -gt 0 ] || { echo "bench: no plugins to compare with" >&2; exit 1; }
 (cd test && export CGO_ENABLED=0 && go test -c -o "$work/bench" ./bench &&
 	go build -trimpath -ldflags '-s -w' -o "$work/empty/bridge" ./bench/empty)
 
 first=${args[1]#*=}
-for program in "$plugins"/*; do # those that both have
+for program in "$plugins"/*; do # programs that both have
 	name=${program##*/}
 	[ ! -f "$program" ] || [ ! -f "$first/$name" ] || strip -o "$work/stripped/$name" "$first/$name"
 done

@@ -1,7 +1,10 @@
 #!/bin/bash
-# demo.sh: test/demo, which makes a throw-away host in namespaces of its own. HAWSER_BIN and
-# HAWSER_CONFLIST are other plugins and another network for it;
-# the host forwards nothing of itself where that has the plugin firewall.
+# demo.sh: runs test/demo, which creates a throw-away host in its own namespaces. Needs root or user namespaces.
+#
+# Environment:
+#   HAWSER_BIN       directory of the plugins; unset builds bin/
+#   HAWSER_CONFLIST  network configuration list (test/demo/demo.conflist). If it has the plugin firewall, the host's
+#                    FORWARD policy is DROP.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +15,6 @@ trap 'rm -rf "$demo"' EXIT
 (cd test && CGO_ENABLED=0 go test -c -o "$demo/demo.test" ./demo)
 [ -z "${HAWSER_CONFLIST:-}" ] || HAWSER_CONFLIST=$(realpath "$HAWSER_CONFLIST")
 cd test/demo
-# An ordinary user has no sbin in PATH. A skip would show nothing.
+# An unprivileged user's PATH has no sbin. A skipped spec would demonstrate nothing.
 export HAWSER_CONFLIST PATH=$PATH:/usr/sbin:/sbin NSTEST_REQUIRE=1
 "$demo/demo.test" -ginkgo.succinct -ginkgo.no-color

@@ -1,5 +1,5 @@
 #!/bin/bash
-# help.sh: the targets of the Makefile, each with its comment.
+# help.sh: prints the targets of the Makefile with their comments.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,11 @@
 #!/bin/bash
-# reference-suite.sh [PLUGIN...]: the reference's own tests of plugins, bridge and host-device if none is named, with
-# Hawser's programs in place of the functions that they test. It prints how many cases pass with the reference's program
-# and with Hawser's, and each case that fails only with Hawser's. docs/compat.md and docs/differences.md have the reasons.
-# Needs root; FOCUS is a regular expression that selects cases. For VLANs, VRFs and dummy devices:
-# scripts/test-vm.sh scripts/reference-suite.sh.
+# reference-suite.sh [PLUGIN...]: runs the reference's own tests of the named plugins (bridge and host-device) on
+# programs instead of on the functions that the tests call. Prints how many cases pass with the reference's program and
+# with Hawser's, and each case that fails only with Hawser's; docs/compat.md and docs/differences.md explain these
+# cases. Needs root. Cases of VLANs, VRFs and dummy devices may need scripts/test-vm.sh scripts/reference-suite.sh.
+#
+# Environment:
+#   FOCUS  regular expression that selects cases
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- bridge host-device
@@ -15,8 +17,8 @@ sum=$(sha256sum scripts/reference-suite.sh)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/suite-$version-${sum:0:8}
 export GOFLAGS=-mod=mod GOWORK=off CGO_ENABLED=0
 
-# shim replaces the commands of the plugin $1 in the directory $2. The firewalld of firewall's suite is on a bus that only
-# the process knows.
+# shim PLUGIN DIR makes cmdAdd, cmdDel, cmdCheck and cmdStatus in DIR run the plugin's program. firewall's tests connect
+# only their own process to their private D-Bus, so the program gets its address in the environment.
 shim() {
 	find "$2" -maxdepth 1 -name '*.go' ! -name '*_test.go' -exec \
 		sed -i -E 's/^func cmd(Add|Del|Check|Status)\(/func unused\1(/' {} +
@@ -50,7 +52,7 @@ shim() {
 			}
 			e := &types.Error{}
 			if json.Unmarshal(out.Bytes(), e) == nil && e.Msg != "" {
-				return errors.New(e.Error()) // as the function: some cases compare the type
+				return errors.New(e.Error()) // not *types.Error: some cases compare the type
 			}
 			return fmt.Errorf("%w: %s", err, out.String())
 		}
@@ -62,8 +64,9 @@ shim() {
 	END
 }
 
-# programs has the suite in the directory $1 find the programs that it would build: plugins in PLUGINS, the others in $1.
-programs() {
+# prebuild DIR makes the suite in DIR use existing programs instead of building them: plugins from the directory in
+# PLUGINS, and others from DIR, where prebuild builds them.
+prebuild() {
 	local suite built
 	for suite in "$1"/*_suite_test.go; do
 		grep -q 'gexec\.Build(' "$suite" || continue
@@ -90,8 +93,9 @@ programs() {
 	done
 }
 
-# failed PLUGIN DIRECTORY: the cases that fail with the programs in the directory, sorted, and to stderr how many pass.
-failed() {
+# list_failures PLUGIN DIR prints, sorted, the cases that fail with the programs in DIR. It writes the number of cases
+# that pass to stderr.
+list_failures() {
 	local out
 	# shellcheck disable=SC2016 # for the inner shell
 	out=$(PLUGINS=$2 PATH=$2:$PATH unshare -n -m bash -euc '
@@ -115,12 +119,12 @@ for plugin; do
 		chmod -R u+w "$work/source"
 		dir=$(echo "$work"/source/plugins/*/"$plugin")
 		shim "$plugin" "$dir"
-		programs "$dir"
+		prebuild "$dir"
 		scripts/retry.sh go test -C "$dir" -c -vet=off -o suite.test .
 		mkdir -p "$cache"
 		mv -T "$dir" "$cache/$plugin"
 		rm -rf "$work"
 	fi
 	echo "== $plugin"
-	comm -13 <(failed "$plugin" "$theirs") <(failed "$plugin" "$PWD/bin/one")
+	comm -13 <(list_failures "$plugin" "$theirs") <(list_failures "$plugin" "$PWD/bin/one")
 done

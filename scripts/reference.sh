@@ -10,7 +10,7 @@ case ${1:-} in
 before) version=$(sed -n 's/^const before = "\(.*\)"$/\1/p' pkg/nstest/need.go) ;;
 *) echo "reference: unknown argument $1" >&2; exit 2 ;;
 esac
-[ -n "$version" ] || { echo "reference: no constant names the release" >&2; exit 1; }
+[ -n "$version" ] || { echo "reference: no constant with the release found in the source" >&2; exit 1; }
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
 dir=$cache/reference-$version
 echo "$dir"
@@ -22,10 +22,10 @@ work=$(mktemp -d "$cache/.reference.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 if ! GOBIN=$work/bin CGO_ENABLED=0 GOFLAGS='' GOWORK=off scripts/retry.sh go install -trimpath \
 	"github.com/containernetworking/plugins/plugins/"{main,ipam,meta}"/...@$version" >"$work/log" 2>&1; then
-	echo "reference: github.com/containernetworking/plugins $version cannot be had: $(tail -n 1 "$work/log")" >&2
+	echo "reference: cannot download or build containernetworking/plugins $version: $(tail -n 1 "$work/log")" >&2
 	exit 0
 fi
-# Copies: a file as the Go linker writes it starts a tenth slower.
+# Install copies, because a file written by the Go linker starts a tenth slower.
 cp -r "$work/bin" "$work/copies"
 chmod 755 "$work/copies"
 mv -T "$work/copies" "$dir"

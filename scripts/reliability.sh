@@ -1,6 +1,11 @@
 #!/bin/bash
-# reliability.sh: all cases of which make test-all takes samples: every kill and every error of
-# every scenario, a minute of load, 100,000 containers, 300 chains, and 50 losses of power; prints the figures. Some hours.
+# reliability.sh: runs all cases of which make test-all runs samples, and prints the figures: every kill and error in
+# every scenario, load, containers, random plugin lists, and 50 losses of power. Needs root; takes some hours.
+#
+# Environment:
+#   HAWSER_LOAD    duration of the load (1m)
+#   HAWSER_PODS    number of containers (100000)
+#   HAWSER_CHAINS  number of random plugin lists (300)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,9 +19,10 @@ trap 'rm -f "$log"' EXIT
 failed=0
 cd test
 for package in faults load lifecycle install; do
-	go test -count=1 -timeout 8h "./$package" -ginkgo.timeout 8h -ginkgo.seed "$RANDOM" -ginkgo.v -ginkgo.no-color -v >"$log" 2>&1 || { failed=1; cat "$log"; }
+	go test -count=1 -timeout 8h "./$package" -ginkgo.timeout 8h -ginkgo.seed "$RANDOM" -ginkgo.v -ginkgo.no-color -v \
+		>"$log" 2>&1 || { failed=1; cat "$log"; }
 	echo "== $package"
-	# What the specs report: a line with a seed, and those about the programs' memory.
+	# Keep the reports of specs: lines with a seed, and lines about memory.
 	sed -nE 's/ - \/.*//; /seed [0-9]|^ *KiB|^Ran /p' "$log"
 done
 ../scripts/vm/power.sh 50 || failed=1

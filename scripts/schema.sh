@@ -1,5 +1,5 @@
 #!/bin/bash
-# schema.sh: write docs/schema/*.json from the types that the plugins decode into.
+# schema.sh: writes docs/schema/*.json from the types that the plugins decode into.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,8 +1,12 @@
 #!/bin/bash
-# soak.sh [MINUTES]: a node in namespaces of its own, with containerd 2, firewalld, "hawser watch" and the DHCP daemon, on
-# which 30 pods a minute come and go for MINUTES (120) while plugins and containerd are killed, rules are flushed,
-# firewalld is reloaded, the disk is full, and files get other times (a namespace cannot have a clock of its own). Needs
-# root and cgroups. Prints the figures, and what differs at the end from the start.
+# soak.sh [MINUTES]: runs a node with containerd 2, firewalld, "hawser watch" and the DHCP daemon in its own namespaces.
+# For MINUTES (120), 30 pods a minute start and stop, while plugins and containerd are killed, rules are flushed,
+# firewalld is reloaded, the disk fills up, and time stamps of files change (a namespace cannot have its own clock).
+# Prints the figures and the differences between the node's state at the end and at the start. Needs root and cgroups.
+#
+# Environment:
+#   SEED               seed of the random choices (random)
+#   HAWSER_CONTAINERD  directory of another containerd 2
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export HAWSER_SOAK=${1:-120}

@@ -1,7 +1,11 @@
 #!/bin/bash
-# test-cluster.sh: cluster-local against an API server and etcd. The server is built from Kubernetes' own library
-# into the user's cache (minutes of CPU, once), etcd is Debian's, without its service. BENCH=1 measures instead.
-# TESTFLAGS go to go test.
+# test-cluster.sh: tests cluster-local with an API server and etcd. The first run builds the server from Kubernetes'
+# library into the user's cache, which takes minutes. etcd is Debian's, without its service.
+#
+# Environment:
+#   BENCH=1     run the benchmark instead of the tests
+#   HAWSER_BIN  directory into which the plugins are built (bin/)
+#   TESTFLAGS   flags for go test
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +17,8 @@ exec 9>"$cache/.cluster.lock"
 flock 9
 if [ ! -x "$HAWSER_APISERVER" ]; then
 	echo "test-cluster: building the API server"
-	(cd test/kube && CGO_ENABLED=0 ../../scripts/retry.sh go build -tags apiserver -trimpath -ldflags '-s -w' -o "$HAWSER_APISERVER.new" ./apiserver)
+	(cd test/kube && CGO_ENABLED=0 ../../scripts/retry.sh go build -tags apiserver -trimpath -ldflags '-s -w' \
+		-o "$HAWSER_APISERVER.new" ./apiserver)
 	mv "$HAWSER_APISERVER.new" "$HAWSER_APISERVER"
 fi
 HAWSER_ETCD=$(command -v etcd || echo "$cache/etcd/usr/bin/etcd")

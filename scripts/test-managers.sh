@@ -1,13 +1,14 @@
 #!/bin/bash
-# test-managers.sh: pods come and go on a host that Debian's udev, NetworkManager and systemd-networkd manage, each as
-# it is installed and as docs/kernels.md says to configure it: in namespaces, on a copy of this machine's root (root).
-# A pod borrows an interface that a manager configures from a router (useInterfaceNetwork of host-device).
+# test-managers.sh: attaches and detaches pods on a host managed by Debian's udev, NetworkManager and systemd-networkd,
+# with their default configuration and with that of docs/kernels.md. Pods also borrow an interface that a manager
+# configures from a router (host-device with useInterfaceNetwork). Runs in namespaces, on a temporary copy of this
+# machine's root directory. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 programs=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/managers
 
-# unpacked has systemd, udev and NetworkManager unpacked, not installed, with the libraries of theirs that this machine lacks.
-unpacked() (
+# unpack extracts systemd, udev, NetworkManager and their libraries into the user's cache without installing them.
+unpack() (
 	scripts/deps.sh dbus-daemon dnsmasq-base iproute2 iputils-ping jq radvd
 	[ ! -d "$programs" ] || return 0
 	rm -rf "$programs.tmp"
@@ -21,7 +22,7 @@ unpacked() (
 	"${download[@]}" || { "$retry" apt-get -qq update; "$retry" "${download[@]}"; }
 	for package in *.deb; do dpkg -x "$package" ..; done
 	cd ..
-	for dir in bin lib; do # which are links to those in /usr on this machine
+	for dir in bin lib; do # links to the directories in /usr on this machine
 		cp -a "$dir/." "usr/$dir/"
 		rm -r "$dir"
 	done
@@ -29,7 +30,7 @@ unpacked() (
 	mv -T "$programs.tmp" "$programs"
 )
 
-# enter runs inside of this script in namespaces, with a root that nobody keeps.
+# enter PROGRAMS ARG... runs "inside ARG..." of this script on an overlay of this machine's root directory and PROGRAMS.
 enter() {
 	mount -t tmpfs tmpfs /mnt
 	mkdir /mnt/{upper,work,root}
@@ -52,46 +53,52 @@ settle() { [ ! -S /run/udev/control ] || udevadm settle -t 120; }
 attach() { ip netns add "$2" && cnitool add "$1" "/run/netns/$2" >"/run/$2"; }
 detach() { cnitool del "$1" "/run/netns/$2" && ip netns del "$2"; }
 
-# lives LIST POD: the pod's gateway answers, and CHECK passes.
-lives() {
+# check_pod LIST POD checks that the pod's gateway answers and that CHECK succeeds.
+check_pod() {
 	local gateway
 	gateway=$(ip netns exec "$2" ip -j route | jq -r '.[] | select(.dst == "default").gateway')
 	ip netns exec "$2" ping -q -c 1 -w 60 "$gateway" >/dev/null || fail "the gateway $gateway does not answer"
 	cnitool check "$1" "/run/netns/$2" || fail "CHECK"
 }
 
-# keeps POD NAME: the interface of the host whose name begins so has the MAC address of the pod's result.
-keeps() {
+# has_mac POD PREFIX reports whether the host interface whose name begins with PREFIX has the MAC address in the pod's
+# result.
+has_mac() {
 	local name mac
 	read -r name mac < <(jq -r --arg name "$2" '.interfaces[] | select((.sandbox // "") == "" and
 		(.name | startswith($name))) | .name + " " + .mac' "/run/$1")
 	[ "$(<"/sys/class/net/$name/address")" = "$mac" ]
 }
 
-# What a step is to do: "stay", "macs" (host ends may get other MAC addresses) or "lost" (connections stop).
-alive() {
-	lives net one
-	lives p2p two
-	keeps one cni0 || fail "the bridge has another MAC address"
-	says=$(hawser doctor 2>&1) || true
+check_pods() {
+	check_pod net one
+	check_pod p2p two
+	has_mac one cni0 || fail "the bridge's MAC address changed"
+	report=$(hawser doctor 2>&1) || true
 }
-stay() {
-	alive
-	keeps one veth || fail "a port has another MAC address"
-	keeps two veth || fail "a gateway has another MAC address"
-	[ "$says" = "nothing is wrong" ] || fail "$says"
-}
-macs() {
-	alive
-	local want="*changed-mac*" # udev may be there before ADD reads it, or after
-	! keeps two veth || want="nothing is wrong"
-	# shellcheck disable=SC2053 # a pattern
-	[[ $says == $want ]] || fail "$says"
-}
-lost() { timeout 180 sh -c 'until hawser doctor 2>&1 | grep -q "error drift"; do sleep 0.1; done' || fail "nothing is"; }
 
-# pods WHAT STEP: pods come and go.
-pods() {
+# Expectations of test_pods. expect_working: nothing changes. expect_new_macs: host ends may get other MAC addresses.
+# expect_drift: the manager breaks the network, and hawser doctor reports it.
+expect_working() {
+	check_pods
+	has_mac one veth || fail "the MAC address of a bridge port changed"
+	has_mac two veth || fail "the MAC address of a gateway changed"
+	[ "$report" = "nothing is wrong" ] || fail "$report"
+}
+expect_new_macs() {
+	check_pods
+	local want="*changed-mac*" # unless udev changed the address before ADD read it
+	! has_mac two veth || want="nothing is wrong"
+	# shellcheck disable=SC2053 # a pattern
+	[[ $report == $want ]] || fail "$report"
+}
+expect_drift() {
+	timeout 180 sh -c 'until hawser doctor 2>&1 | grep -q "error drift"; do sleep 0.1; done' ||
+		fail "hawser doctor reports no drift"
+}
+
+# test_pods EXPECTATION STEP attaches two pods and checks EXPECTATION, before and after a third pod comes and goes.
+test_pods() {
 	step=$2
 	attach net one
 	attach p2p two
@@ -105,13 +112,14 @@ pods() {
 	detach net one
 	detach p2p two
 	settle
-	! ip -br link | grep '^veth' || fail "left after DEL"
+	! ip -br link | grep '^veth' || fail "DEL left interfaces"
 	ip link del cni0
-	echo "== $step: as it is to be"
+	echo "== passed: $step"
 }
 
-# router: another machine, which configures the interface nic of this one by DHCP and by advertisements.
-router() {
+# start_router creates the interface nic and starts a router behind it, from which a manager can configure nic by DHCP
+# and router advertisements.
+start_router() {
 	cat >/etc/cni/net.d/30-nic.conflist <<-END
 		{"cniVersion": "1.0.0", "name": "nic", "plugins": [{"type": "host-device", "device": "nic",
 		 "useInterfaceNetwork": true}]}
@@ -133,40 +141,41 @@ router() {
 		radvd -C /etc/radvd.conf -m none -p /run/radvd.pid'
 }
 
-# configured WHEN: the manager has given nic an address of each family and the default route.
-configured() {
+# wait_configured WHEN waits until the manager has given nic an address of each family and the default route.
+wait_configured() {
 	timeout 180 sh -c 'until ip -4 addr show nic | grep -q "10\.90\.0\.5" && ip -6 addr show nic | grep -q "fd00:90::" &&
 		ip route | grep -q "default via 10.90.0.1 dev nic"; do sleep 0.1; done' || fail "nic is not configured $1"
 }
 
-# shape prints what does not change with time of nic's addresses and IPv4 routes.
-shape() {
+# print_nic prints nic's addresses and IPv4 routes without values that change with time, such as lifetimes.
+print_nic() {
 	ip -j addr show nic | jq -cS '[.[0].addr_info[] | select(.scope == "global") |
 		{local, prefixlen, noprefixroute, temporary}] | sort_by(.local)'
 	ip route show dev nic | sed 's/ *$//' | sort
 }
 
-# borrowed MANAGER: pods have nic in turn, with what the manager gave it, and the manager has it back.
-borrowed() {
+# test_borrow MANAGER lends nic to one pod after the other. Each pod must get the addresses and routes of nic, and the
+# manager must configure nic again afterwards.
+test_borrow() {
 	local before pod
 	step="useInterfaceNetwork, $1"
 	ip link set nic up
-	configured "at first"
-	before=$(shape)
+	wait_configured "at first"
+	before=$(print_nic)
 	for pod in four five; do
 		attach nic "$pod"
 		[ "$(jq -r '.ips[0].gateway' "/run/$pod")" = 10.90.0.1 ] || fail "no gateway: $(<"/run/$pod")"
 		ip netns exec "$pod" ping -q -c 1 -w 60 10.90.0.1 >/dev/null || fail "the router does not answer"
 		ip netns exec "$pod" ping -q -c 1 -w 60 fd00:90::1 >/dev/null || fail "the router does not answer over IPv6"
-		sleep 3 # in which the manager might want it
+		sleep 3 # time for the manager to interfere
 		cnitool check nic "/run/netns/$pod" || fail "CHECK"
 		detach nic "$pod"
-		configured "after the pod"
+		wait_configured "after the pod"
 		sleep 3
-		timeout 120 sh -c "until [ \"\$($0 shape)\" = '$before' ]; do sleep 0.5; done" ||
-			fail "nic is not as before: $before; $(shape)"
+		timeout 120 sh -c "until [ \"\$($0 print_nic)\" = '$before' ]; do sleep 0.5; done" ||
+			fail "nic was not restored: before: $before; now: $(print_nic)"
 	done
-	echo "== $step: as it is to be"
+	echo "== passed: $step"
 }
 
 inside() {
@@ -183,16 +192,16 @@ inside() {
 		{"cniVersion": "1.0.0", "name": "p2p", "plugins": [{"type": "ptp", "ipMasq": true, "ipam": {
 		 "type": "host-local", "ranges": [[{"subnet": "10.89.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 	END
-	pods stay "nobody manages the host"
+	test_pods expect_working "host without a manager"
 	/lib/systemd/systemd-udevd --daemon
 	udevadm trigger --subsystem-match=net
 	settle
-	pods macs "udev"
+	test_pods expect_new_macs "udev"
 	printf '[Match]\nOriginalName=veth* cni*\n[Link]\nMACAddressPolicy=none\n' >/etc/systemd/network/10-containers.link
 	udevadm control --reload
-	pods stay "udev, with 10-containers.link"
+	test_pods expect_working "udev, with 10-containers.link"
 	dbus-daemon --system --fork
-	# NetworkManager leaves other links of this kind alone.
+	# NetworkManager does not manage veth interfaces unless told to.
 	printf '[main]\nplugins=keyfile\nauth-polkit=false\n[device-nic]\nmatch-device=interface-name:nic\nmanaged=1\n' \
 		>/etc/NetworkManager/NetworkManager.conf
 	mkdir -p /etc/NetworkManager/system-connections
@@ -208,37 +217,38 @@ inside() {
 		method=auto
 	END
 	NetworkManager
-	pods stay "NetworkManager"
-	router
-	borrowed "NetworkManager"
+	test_pods expect_working "NetworkManager"
+	start_router
+	test_borrow "NetworkManager"
 	pid=$(</run/NetworkManager/NetworkManager.pid)
 	kill "$pid"
-	timeout 180 sh -c "while [ -e /proc/$pid ]; do sleep 0.1; done" || fail "NetworkManager does not end"
-	ip link set nic down # so that networkd finds it as after a boot
+	timeout 180 sh -c "while [ -e /proc/$pid ]; do sleep 0.1; done" || fail "NetworkManager did not exit"
+	ip link set nic down # as after a boot
 	ip addr flush dev nic
 	getent passwd systemd-network >/dev/null || useradd -r systemd-network
 	chown -R systemd-network: /run/systemd/netif
 	printf '[Match]\nName=*\n[Network]\nDHCP=yes\n' >/etc/systemd/network/20-all.network
-	networkd
-	pods lost "systemd-networkd with Name=*"
+	start_networkd
+	test_pods expect_drift "systemd-networkd with Name=*"
 	printf '[Match]\nName=veth* cni* bwp*\n[Link]\nUnmanaged=yes\n' >/etc/systemd/network/10-containers.network
 	kill $!
 	wait $! || true
-	networkd
-	pods stay "systemd-networkd, with 10-containers.network"
-	borrowed "systemd-networkd"
+	start_networkd
+	test_pods expect_working "systemd-networkd, with 10-containers.network"
+	test_borrow "systemd-networkd"
 }
-networkd() {
-	rm -f /run/systemd/netif/state # of the one before
+start_networkd() {
+	rm -f /run/systemd/netif/state # of the previous process
 	/lib/systemd/systemd-networkd 2>/run/networkd.log &
-	timeout 180 sh -c 'until [ -e /run/systemd/netif/state ]; do sleep 0.1; done' || fail "networkd: $(</run/networkd.log)"
+	timeout 180 sh -c 'until [ -e /run/systemd/netif/state ]; do sleep 0.1; done' ||
+		fail "systemd-networkd did not start: $(</run/networkd.log)"
 }
 
 case ${1:-} in
-enter | inside | shape) "$@" ;;
+enter | inside | print_nic) "$@" ;;
 *)
 	scripts/build.sh
-	unpacked
+	unpack
 	exec unshare -n -m -p -u -i --fork --kill-child --propagation private "$PWD/scripts/test-managers.sh" enter \
 		"$programs" "$PWD/bin/one" "$(scripts/clients.sh cnitool)"
 	;;

@@ -1,5 +1,5 @@
 #!/bin/bash
-# test-one.sh: the specs of whole lists of plugins, with all plugins as one program, where IPAM is in process.
+# test-one.sh: runs the specs of whole plugin lists with all plugins as one program, which runs IPAM in-process.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,13 +1,13 @@
 #!/bin/bash
-# test-packages.sh [DEB [RPM]]: tests the packages, by default dist/hawser-cni_*_amd64.deb and dist/hawser-cni-*.x86_64.rpm,
-# which "make release" writes: the Debian package on new Debian 12 and 13 systems, and the RPM in an empty root directory.
-# Each upgrades the package of Hawser 0.1.0, is installed without it, attaches a container, and is removed (and purged)
-# without a trace. The systems are directories in the user's cache that become the root, in namespaces (needs root; 300 MB
-# each).
+# test-packages.sh [DEB [RPM]]: tests the Debian package on new Debian 12 and 13 systems, and the RPM in an empty root
+# directory. Without arguments, it tests the packages that "make release" writes to dist/. Each package is installed
+# once over the package of Hawser 0.1.0 and once without it, attaches and detaches a container, and must leave nothing
+# when it is removed (and purged). The Debian systems are directories of 300 MB in the user's cache that become the root
+# directory in namespaces. Needs root.
 set -euo pipefail
 
 fail() { echo "== FAILED: $system: $step: $*"; exit 1; }
-# call VERB calls the bridge of $root, with masquerade. The Debian systems have neither iproute2 nor iptables.
+# call VERB runs the bridge plugin of $root with ipMasq. It uses nftables because the Debian systems have no iptables.
 call() {
 	local prev=''
 	[ "$1" = ADD ] || prev=", \"prevResult\": $(cat "$state/added")"
@@ -18,10 +18,10 @@ call() {
 		fail "$1: $(cat "$state/answer" "$state/said")"
 	[ "$1" != ADD ] || mv "$state/answer" "$state/added"
 }
-# quietly runs a command whose output matters only if it fails.
+# quietly COMMAND... runs a command and prints its output only if it fails.
 quietly() { "$@" >"$state/log" 2>&1 || fail "$*: $(cat "$state/log")"; }
 
-# rpm runs in namespaces, with NEW and OLD: packages.
+# "rpm NEW OLD" tests two packages and runs in namespaces.
 if [ "${1:-}" = rpm ]; then
 	new=$2 old=$3 step=start system="RPM root" root=/mnt state=/run/state
 	for dir in /mnt /run /var/lib; do
@@ -30,7 +30,7 @@ if [ "${1:-}" = rpm ]; then
 	mkdir -p /run/netns "$state"
 	touch /run/netns/one
 	unshare --net=/run/netns/one true
-	# The directories of the packages filesystem and systemd.
+	# Directories that the packages filesystem and systemd own.
 	mkdir -p /mnt/opt /mnt/usr/bin /mnt/usr/lib/systemd/system /mnt/usr/share/{doc,licenses,man/man8} /mnt/var/tmp
 	quietly rpm --root /mnt --dbpath /var/lib/rpm --initdb
 	files() { find /mnt -path /mnt/var/lib/rpm -prune -o -printf '%p %y %m %u %l\n' | sort; }
@@ -44,7 +44,8 @@ if [ "${1:-}" = rpm ]; then
 		quietly rpm --root /mnt --dbpath /var/lib/rpm --upgrade "$new"
 		[ "$(readlink /mnt/opt/cni/bin/bridge)" = hawser ] || fail "bridge is not a link to hawser"
 		quietly rpm --root /mnt --dbpath /var/lib/rpm --verify hawser-cni
-		[ "$(rpm --root /mnt --dbpath /var/lib/rpm --query --all)" = "$(rpm --query --package "$new" 2>/dev/null)" ] || fail "rpm has other packages"
+		[ "$(rpm --root /mnt --dbpath /var/lib/rpm --query --all)" = "$(rpm --query --package "$new" 2>/dev/null)" ] ||
+			fail "other packages are installed"
 		quietly chroot /mnt /usr/bin/hawser --version
 		[ -z "$(find /mnt -xtype l ! -path /mnt/usr/bin/hawser)" ] || fail "dangling links"
 		[ "$step" = installation ] || { call CHECK; call DEL; }
@@ -52,17 +53,17 @@ if [ "${1:-}" = rpm ]; then
 		call CHECK
 		call DEL
 		quietly rpm --root /mnt --dbpath /var/lib/rpm --erase hawser-cni
-		diff <(echo "$before") <(files) || fail "the root is not as it was"
+		diff <(echo "$before") <(files) || fail "removal did not restore the root directory"
 		echo "== $system: $step, removal: nothing is left"
 	done
 	exit
 fi
 
-# inside runs in a system: NEW and OLD are packages.
+# "inside NEW OLD" tests two packages and runs in a Debian system.
 if [ "${1:-}" = inside ]; then
 	new=$2 old=$3 step=start root="" state=/tmp
 	system=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)
-	# All files except dpkg's own. It removes /opt, which belongs to no package, when that is empty.
+	# All files except dpkg's own. dpkg removes an empty /opt, because /opt belongs to no package.
 	files() {
 		find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /var/lib/dpkg -o -path /var/log -o \
 			-path /var/cache \) -prune -o ! -path /opt -printf '%p %y %m %u %l\n' | sort
@@ -89,15 +90,15 @@ if [ "${1:-}" = inside ]; then
 		quietly dpkg --remove hawser-cni
 		quietly dpkg --purge hawser-cni
 		rm -rf /var/lib/cni
-		diff <(echo "$before") <(files) || fail "the system is not as it was"
-		! dpkg-divert --list '*cni*' | grep . || fail "a diversion is left"
+		diff <(echo "$before") <(files) || fail "removal did not restore the system"
+		! dpkg-divert --list '*cni*' | grep . || fail "removal left a diversion"
 		echo "== $system: $step, removal: nothing is left"
 	done
 	exit
 fi
 
 cd "$(dirname "$0")/.."
-[ "$(id -u)" = 0 ] || { echo "test-packages: only root makes systems" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || { echo "test-packages: needs root" >&2; exit 1; }
 new=$(readlink -e "${1:-$(ls dist/hawser-cni_*_amd64.deb)}")
 newrpm=$(readlink -e "${2:-$(ls dist/hawser-cni-*.x86_64.rpm)}")
 scripts/deps.sh debootstrap rpm
@@ -107,7 +108,7 @@ trap 'rm -rf "$work"' EXIT
 old=$cache/hawser-cni_0.1.0_amd64.deb
 oldrpm=$cache/hawser-cni-0.1.0.x86_64.rpm
 if [ ! -e "$old" ] || [ ! -e "$oldrpm" ]; then
-	commit=$(git log -1 --format=%H -S0.1.0-dev -- VERSION)^ # the one that removed it
+	commit=$(git log -1 --format=%H -S0.1.0-dev -- VERSION)^ # the parent of the commit that removed this version
 	mkdir "$work/tree"
 	git archive "$commit" | tar -x -C "$work/tree"
 	ARCHS=amd64 VERSION=0.1.0 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct "$commit") \

@@ -1,6 +1,9 @@
 #!/bin/bash
-# test-release.sh: "make install", "make release" and "make image" from copies of this tree, the
-# plugins for every architecture, and the manifests of deploy/. TESTFLAGS go to go test.
+# test-release.sh: tests "make install", "make release" and "make image" in copies of this tree, the plugins for every
+# architecture, and the manifests in deploy/.
+#
+# Environment:
+#   TESTFLAGS  flags for go test
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null

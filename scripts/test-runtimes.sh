@@ -1,9 +1,13 @@
 #!/bin/bash
-# test-runtimes.sh: the plugins under containerd, podman and buildah from Debian, a containerd 2
-# and cnitool and multus built here, on throw-away hosts in namespaces of their own. Needs root. The first
-# run compiles containerd, which takes minutes. ALL=1 adds what takes longer: BuildKit, CRI-O, nerdctl, a kubelet and
-# critest, compiled here too; the newest reference plugins under the same clients, and a table of both at the end.
-# TESTFLAGS go to go test; HAWSER_CONTAINERD is a directory with another containerd 2.
+# test-runtimes.sh: tests the plugins under Debian's containerd, podman and buildah, and under containerd 2, cnitool and
+# multus, on throw-away hosts in their own namespaces. Needs root. The first run compiles containerd 2, which takes
+# minutes.
+#
+# Environment:
+#   ALL=1              also test under BuildKit, CRI-O, nerdctl, a kubelet and critest, which are compiled first; test
+#                      the newest reference plugins under the same clients; and print a table of both
+#   HAWSER_CONTAINERD  directory of another containerd 2
+#   TESTFLAGS          flags for go test
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,4 +39,4 @@ cd test/runtimes
 export CGO_ENABLED=0 # as test.sh
 read -ra flags <<<"$(../../scripts/flags.sh | paste -sd ' ') -vet=off ${TESTFLAGS:-}"
 go test -count=1 -timeout 30m . -ginkgo.label-filter="$filter" "${flags[@]}"
-[ -z "${ALL:-}" ] || { echo "| client | what was run | with ours | with the newest reference |"; cat "$HAWSER_TABLE"; }
+[ -z "${ALL:-}" ] || { echo "| client | test | with Hawser | with the newest reference |"; cat "$HAWSER_TABLE"; }

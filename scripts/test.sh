@@ -1,11 +1,16 @@
 #!/bin/bash
-# test.sh [DIR...]: all specs that this machine can run, or the packages in these directories. The end of the output
-# lists what was skipped, why, and what failed. HAWSER_BIN is a directory with the plugins (bin/, where they are built).
-# NSTEST_QUICK=1 leaves out the specs labelled "slow" and, without DIR, the suites of slow below: make test sets it.
-# Without it, specs also run next to the release before the newest of the reference.
-# NSTEST_REQUIRE=1 lets only specs labelled "kernel" skip; TESTFLAGS go to the test programs (-test.v);
-# NSTEST_SKIPLOG is a file for what was skipped, which test-vm.sh reads. NSTEST_JOBS is the number of packages that run
-# at the same time. The user's cache keeps the test programs, 800 MB.
+# test.sh [DIR...]: runs all specs, or those of the packages in these directories. Specs whose requirements this machine
+# lacks skip. The end of the output lists skipped specs with reasons, and failures. The user's cache keeps the test
+# programs (800 MB).
+#
+# Environment:
+#   HAWSER_BIN        directory of the plugins (bin/)
+#   NSTEST_QUICK=1    omit specs labelled "slow", specs with the release before the newest of the reference and, without
+#                     DIR, the suites in slow below; make test sets it
+#   NSTEST_REQUIRE=1  let only specs labelled "kernel" skip
+#   NSTEST_SKIPLOG    file to which skipped specs are written; test-vm.sh reads it
+#   NSTEST_JOBS       number of packages that run in parallel (three for each processor)
+#   TESTFLAGS         flags for the test programs, for example -test.v
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,13 +30,14 @@ trap 'rm -rf "$tmp"' EXIT
 export cache tmp NSTEST_SKIPLOG=${NSTEST_SKIPLOG:-$tmp/skipped} failures=$tmp/failures
 touch "$NSTEST_SKIPLOG"
 
-# Compiled as the programs are, and with them; make lint vets. Without symbols the linker takes half of the time.
+# Same flags as the plugins, to share the build cache. make lint runs go vet. Without symbols, linking takes half the
+# time.
 export CGO_ENABLED=0
 flags="$(scripts/flags.sh | paste -sd ' ') -ldflags=-s"
-# ginkgo does not look whether it writes to a terminal.
+# ginkgo uses colors even if stdout is not a terminal.
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
-# Suites whose promises other suites also keep, or that keep none; contract_test.go reads this line.
+# Suites that cover no promise, or only promises that other suites cover; contract_test.go reads the next line.
 slow=(test/bench)
 packages=()
 [ $# = 0 ] || mapfile -t packages < <(realpath "$@")
@@ -42,8 +48,8 @@ done
 [ $# != 0 ] || [ -z "${NSTEST_QUICK:-}" ] ||
 	mapfile -t packages < <(printf '%s\n' "${packages[@]}" | grep -vxFf <(printf "$PWD/%s\n" "${slow[@]}"))
 
-# compiled prints where the test program of a package is: below a directory for those whose names differ.
-compiled() {
+# binary DIR prints the path of the package's test program. Packages in one directory of the cache have different names.
+binary() {
 	case $1 in
 	"$PWD") echo root/plugins.test ;;
 	"$PWD"/test/*) echo "test/${1##*/}.test" ;;
@@ -51,8 +57,9 @@ compiled() {
 	esac
 }
 
-# compile compiles the packages of a directory of compiled. go links only those that changed since the last run: linking
-# takes most of the time. The lock is for runs of other trees.
+# compile CACHE-DIR MODULE PATTERN [EXCEPT] compiles the test programs of the packages that match PATTERN and not
+# EXCEPT. go links only programs that changed since the last run, which saves most of the time. The caller holds a lock
+# against runs from other trees.
 compile() {
 	local inside
 	mapfile -t inside < <(printf '%s\n' "${packages[@]}" | grep "$3" | grep -v "${4:-^$}")
@@ -60,7 +67,7 @@ compile() {
 	mkdir -p "$cache/$1" "$tmp/$1"
 	# shellcheck disable=SC2086 # a list
 	go test -C "$2" -c -vet=off $flags -o "$cache/$1/" "${inside[@]}"
-	for package in "${inside[@]}"; do ln "$cache/$(compiled "$package")" "$tmp/$1/"; done
+	for package in "${inside[@]}"; do ln "$cache/$(binary "$package")" "$tmp/$1/"; done
 }
 echo "== go test -c"
 {
@@ -70,10 +77,10 @@ echo "== go test -c"
 	compile plugins . "^$PWD/" "^$PWD/test/"
 } 9>"$cache/.lock"
 
-# One package at a time in each process.
-package() {
+# run_package DIR runs the test program of a package.
+run_package() {
 	local began=${EPOCHREALTIME/[.,]/} out program rc=0
-	program=$tmp/$(compiled "$1")
+	program=$tmp/$(binary "$1")
 	# shellcheck disable=SC2086 # a list
 	out=$(cd "$1" && "$program" -test.paniconexit0 -test.timeout=45m ${TESTFLAGS:-} 2>&1 </dev/null) || rc=$?
 	[ $rc = 0 ] && [ -z "${TESTFLAGS:-}" ] || printf '%s\n' "$out"
@@ -82,9 +89,9 @@ package() {
 		$(((${EPOCHREALTIME/[.,]/} - began) / 1000000))
 	return $rc
 }
-export -f compiled package
-# The longest packages begin first, because of what they compute or wait for; the others fill what is left. Three
-# processes for each processor: specs wait for the kernel more than they compute.
+export -f binary run_package
+# The slowest packages start first, so that shorter ones fill the processors at the end. Three packages run for each
+# processor, because specs mostly wait for the kernel.
 echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
 {
@@ -93,7 +100,8 @@ echo "== go test"
 		plugins/meta/bandwidth/bandwidth plugins/main/{host-device/hostdevice,macvlan/macvlan,ptp/ptp} test/{docs,cost} \
 		plugins/ipam/host-local/hostlocal | grep -xFf <(printf '%s\n' "${packages[@]}") || true
 	printf '%s\n' "${packages[@]}"
-} | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P "${NSTEST_JOBS:-$((3 * $(nproc)))}" bash -c 'package "$1"' test || failed=1
+} | awk '!seen[$0]++' |
+	xargs -d '\n' -n 1 -P "${NSTEST_JOBS:-$((3 * $(nproc)))}" bash -c 'run_package "$1"' test || failed=1
 
 if [ -s "$NSTEST_SKIPLOG" ]; then
 	echo "== skipped: $(wc -l <"$NSTEST_SKIPLOG") (specs labelled kernel: make test-vm runs them)"
@@ -103,7 +111,7 @@ else
 	echo "== skipped: nothing"
 fi
 if [ $failed != 0 ]; then
-	echo "== FAILED; the packages that did, once more:"
+	echo "== FAILED; the output of failed packages:"
 	if [ -s "$failures" ]; then cat "$failures"; fi
 	exit 1
 fi

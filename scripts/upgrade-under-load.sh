@@ -1,8 +1,9 @@
 #!/bin/bash
-# upgrade-under-load.sh [ATTACHMENTS]: in namespaces, a node with 200 live attachments, or so many, is upgraded from the
-# newest reference plugins to this build with "hawser install" while pods come and go, and downgraded again; then the same
-# from the release before, and from Hawser 0.1.0, which is built from the last commit of that version. Live attachments
-# must pass CHECK and have traffic, no connection may break, and nothing may be left. Needs root; prints the figures.
+# upgrade-under-load.sh [ATTACHMENTS]: upgrades a node with ATTACHMENTS (200) live attachments to this build with
+# "hawser install" and downgrades it again, while pods start and stop. It does so from the newest reference plugins,
+# from the release before, and from Hawser 0.1.0, built from the last commit of that version. Live attachments must pass
+# CHECK and have traffic, no connection may break, and nothing may be left. Prints the figures. Runs in namespaces and
+# needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +13,7 @@ before=$(scripts/reference.sh before)
 scripts/build.sh
 first=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/hawser-0.1.0
 if [ ! -d "$first" ]; then
-	commit=$(git log -1 --format=%H -S0.1.0-dev -- VERSION)^ # the one that removed it
+	commit=$(git log -1 --format=%H -S0.1.0-dev -- VERSION)^ # the parent of the commit that removed this version
 	work=$(mktemp -d)
 	trap 'rm -rf "$work"' EXIT
 	mkdir "$work/tree"

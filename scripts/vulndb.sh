@@ -1,7 +1,6 @@
 #!/bin/bash
-# vulndb.sh DIR: writes Go's database of vulnerabilities into DIR, for machines that reach a module proxy but not
-# vuln.go.dev, from the newest version of the module golang.org/x/vulndb. Prints that version, whose date is the last day
-# of the reports.
+# vulndb.sh DIR: writes Go's vulnerability database to DIR and prints its version, which contains the date of the newest
+# report. The source is the module golang.org/x/vulndb, for machines that reach a module proxy but not vuln.go.dev.
 set -euo pipefail
 cd "$(dirname "$0")/bom"
 export GOFLAGS=-mod=mod GOWORK=off CGO_ENABLED=0

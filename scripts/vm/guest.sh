@@ -1,18 +1,19 @@
 #!/bin/bash
-# guest.sh: runs the command in the virtual machine, leaves its status, turns off.
+# guest.sh: runs /.vm/command.sh in the virtual machine, writes its exit status to /.vm/rc, and powers off.
 set -euo pipefail
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
-# now prints the time of the machine outside, which is the time stamp of a new file, in milliseconds.
-now() { touch /.vm/now; stat -c %.3Y /.vm/now | tr -d .; }
-clock=${EPOCHREALTIME//[!0-9]/} began=$(now)
+# host_time prints the host's time in milliseconds, which is the time stamp of a new file on the host.
+host_time() { touch /.vm/now; stat -c %.3Y /.vm/now | tr -d .; }
+clock=${EPOCHREALTIME//[!0-9]/} began=$(host_time)
 sleep 1
-# A busy machine disturbs the measurement of the TSC's frequency. The clock may then run many times too fast.
-passed=$(($(now) - began))
+# On a busy machine the kernel may calibrate the TSC wrongly, so that the clock runs many times too fast. Without
+# /.vm/started, run.sh boots again.
+passed=$(($(host_time) - began))
 ((${EPOCHREALTIME//[!0-9]/} - clock < 3000 * passed)) || { echo o >/proc/sysrq-trigger; exec tail -f /dev/null; }
 : >/.vm/started
 ip link set lo up
-# Other modules load by themselves when they are asked for.
+# The kernel loads other modules on demand.
 modprobe -a br_netfilter tun sctp
 for port in /sys/class/virtio-ports/*; do
 	[ "$(<"$port/name")" = out ] && out=/dev/${port##*/}

@@ -1,18 +1,25 @@
 #!/bin/bash
-# kernels.sh TEST ROW...: in the virtual machine, the specs TEST of test/kernels once for each ROW: "stock", or what the
-# machine lacks, separated by commas: modules, which cannot be loaded ("xt_": all that begin so), "no-iptables",
-# "iptables-legacy" (no iptables but that), "read-only" (/usr, /opt), or the parameter with which the kernel was
-# started. Each cell is a line "cell", the row, the feature, and what the specs wrote, with tabs between.
+# kernels.sh TEST ROW...: runs TEST, the test program of test/kernels, in the virtual machine once for each ROW. A row
+# is a comma-separated list of restrictions:
+#
+#   stock            none
+#   MODULE           the kernel module cannot be loaded; "xt_" means all modules with this prefix
+#   no-iptables      no iptables programs
+#   iptables-legacy  only the legacy iptables programs
+#   read-only        /usr and /opt are read-only
+#   NAME=VALUE       the machine was booted with this kernel parameter
+#
+# Prints a line "kernel", version; and for each feature a line "cell", row, feature, result, separated by tabs.
 set -euo pipefail
 test=$1
 shift
 export HAWSER_CELLS=/tmp/cells HAWSER_ROW HAWSER_MISSING
 failed=0
-barred=/etc/modprobe.d/hawser.conf
-mkdir -p ${barred%/*} /run/programs
+modprobe_conf=/etc/modprobe.d/hawser.conf
+mkdir -p ${modprobe_conf%/*} /run/programs
 cp -a /usr/sbin/ip*tables* /usr/sbin/xtables* /run/programs/
 
-# unload removes each module that nothing uses, as if the machine had just started.
+# unload removes unused network modules, as after a boot.
 unload() {
 	local before
 	while before=$(wc -l </proc/modules); do
@@ -22,8 +29,8 @@ unload() {
 	done
 }
 
-# without makes the machine lack one thing.
-without() {
+# restrict RESTRICTION applies one restriction of a row.
+restrict() {
 	local program
 	case $1 in
 	stock | *=*) ;;
@@ -35,18 +42,18 @@ without() {
 		done
 		;;
 	read-only) mount -o bind,ro /usr /usr && mount -o bind,ro /opt /opt ;;
-	*_) without "$1*" ;;
+	*_) restrict "$1*" ;;
 	*)
 		HAWSER_MISSING+=" $1"
-		echo "install $1 /bin/false" >>$barred
-		! grep "^${1/\*/[^ ]*} " /proc/modules || echo "== $HAWSER_ROW: is loaded"
+		echo "install $1 /bin/false" >>$modprobe_conf
+		! grep "^${1/\*/[^ ]*} " /proc/modules || echo "== $HAWSER_ROW: a module is still loaded"
 		;;
 	esac
 }
 
 printf 'kernel\t%s\n' "$(uname -r)"
-# touched is a pattern for the features that what the machine lacks can touch.
-touched() {
+# affected_features ROW prints a regular expression for the features that the row can affect.
+affected_features() {
 	case $1 in
 	nf* | xt_* | ip_tables* | *iptables*) echo 'missing (usual|masquerade|host ports|firewall|macspoofchk)' ;;
 	br_netfilter) echo 'missing (usual|host ports|firewall|bridge$|portIsolation)' ;;
@@ -58,15 +65,15 @@ touched() {
 }
 
 for HAWSER_ROW; do
-	rm -f "$HAWSER_CELLS" $barred
-	! mountpoint -q /usr || umount -l /usr /opt # what still runs may be of there
+	rm -f "$HAWSER_CELLS" $modprobe_conf
+	! mountpoint -q /usr || umount -l /usr /opt # lazily, because processes may still use them
 	cp -a /run/programs/. /usr/sbin/
 	HAWSER_MISSING=
 	[[ $HAWSER_ROW != ipv6.disable=1 ]] || HAWSER_MISSING=IPv6
 	unload
-	for what in ${HAWSER_ROW//,/ }; do without "$what"; done
+	for restriction in ${HAWSER_ROW//,/ }; do restrict "$restriction"; done
 	out=$(cd test/kernels && "$test" -ginkgo.no-color -ginkgo.succinct -ginkgo.label-filter kernels \
-		-ginkgo.focus "$(touched "$HAWSER_ROW")" 2>&1) ||
+		-ginkgo.focus "$(affected_features "$HAWSER_ROW")" 2>&1) ||
 		{ failed=1; printf '== %s failed\n%s\n' "$HAWSER_ROW" "$out"; }
 	sed 's/^/cell\t/' "$HAWSER_CELLS"
 done

@@ -1,16 +1,19 @@
 #!/bin/bash
-# power.sh [CYCLES]: a node that loses its power again and again, 3 times or CYCLES, and comes up once more.
-# POWER_PODS (200), POWER_SEED (any; it is printed).
+# power.sh [CYCLES]: simulates CYCLES (3) losses of power of a node, and one more boot.
 #
-# The virtual machine has a disk, with ext4 as Debian makes and mounts it, that holds /var/lib/cni: the leases, and
-# tuning's records. test/power brings the same pods up in each boot, then detaches and attaches some without end.
-# At a moment that the seed decides QEMU gets SIGKILL. What is in the guest's memory by then is lost: files that were
-# not written back (the kernel does that after half a minute), and what the journal had not committed (5 seconds). What
-# the guest wrote to the disk stays, in its order: this is no disk that loses what it has in a cache of its own.
+# The virtual machine has an ext4 disk, made and mounted as on Debian, with /var/lib/cni: leases and tuning's records.
+# In each boot, test/power attaches the same pods, then detaches and attaches some of them until QEMU gets SIGKILL at a
+# random time. The guest's memory is then lost: files that were not written back (the kernel writes back after 30
+# seconds) and metadata that the journal had not committed (5 seconds). The disk keeps all writes of the guest in order;
+# a disk that loses its own write cache is not simulated.
 #
-# It proves that after each boot the same pods come up, in ranges that have just room for them, no two with one address,
-# and those that ask for an address with that; that no file has anything but what an ADD writes, or nothing; and that
-# nothing is left when all pods are detached at the end.
+# After each boot, the same pods must come up. Their ranges are just large enough, no two pods may get the same address,
+# and pods that request an address must get it. Each file must be empty or have content that an ADD writes. When all
+# pods are detached at the end, nothing may be left.
+#
+# Environment:
+#   POWER_PODS  number of pods (200)
+#   POWER_SEED  seed of the random choices (random; the script prints it)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cycles=${1:-3}
@@ -27,17 +30,18 @@ export VM_ARGS="-drive file=$work/disk,format=raw,if=virtio,cache=writeback -pid
 export HAWSER_BIN=$PWD/bin/one NSTEST_REQUIRE=all NSTEST_SLOWNESS=10
 export HAWSER_POWER=/disk HAWSER_POWER_PODS=${POWER_PODS:-200}
 
-# boot CHURN: the node, until its spec ends; what it says is in $work/out.
+# boot CHURN runs the node until its spec ends, with CHURN as HAWSER_POWER_CHURN. Its output goes to $work/out.
 boot() {
 	export HAWSER_POWER_CHURN=$1
-	# shellcheck disable=SC2016 # expanded in the machine
+	# shellcheck disable=SC2016 # expanded by the machine's bash
 	scripts/vm/run.sh bash -c 'modprobe -a virtio_blk ext4 && mkdir /disk &&
 		mount -t ext4 -o errors=remount-ro /dev/vda /disk && cd test/power &&
 		exec "$1" -test.timeout 20m -ginkgo.no-color -ginkgo.label-filter power-loss -ginkgo.seed "$2"' \
 		power "$work/power.test" $((seed + n)) >"$work/out" 2>&1
 }
 fail() { echo "== FAILED: power loss, seed $seed, boot $n"; cat "$work/out"; exit 1; }
-found() { sed -n 's/^== found/  boot '"$n"' found/p' "$work/out"; }
+# print_found prints what the spec found on the disk.
+print_found() { sed -n 's/^== found/  boot '"$n"' found/p' "$work/out"; }
 
 echo "== power loss: $cycles cycles of $HAWSER_POWER_PODS pods, seed $seed"
 for ((n = 1; n <= cycles; n++)); do
@@ -52,8 +56,8 @@ for ((n = 1; n <= cycles; n++)); do
 	kill -0 $! 2>/dev/null || fail
 	kill -9 "$(<"$work/pid")"
 	wait $! || true
-	found
+	print_found
 done
 boot 0s || fail
-found
-echo "== power loss: all pods came up after each of $cycles, and nothing is left"
+print_found
+echo "== power loss: all pods came up after each of $cycles losses of power, and nothing is left"

@@ -1,7 +1,8 @@
 #!/bin/bash
-# reboot.sh: a machine with a pod that borrows eth0 with its network (useInterfaceNetwork of host-device) starts again
-# twice without a DEL, with the same disk. Its network manager configures eth0 late in the second boot, and before the
-# runtime's DEL in the third. Each time eth0 has its own network again, the next pod can borrow it, and no lease is left.
+# reboot.sh: reboots a machine twice, with the same disk and without DEL, while a pod borrows eth0 with its network
+# (host-device with useInterfaceNetwork). In the second boot, the network manager configures eth0 late; in the third
+# boot, before the runtime's DEL. Each time, eth0 must get its own network again, the next pod must be able to borrow
+# it, and no lease may be left.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -16,7 +17,7 @@ if [ "${1:-}" != inside ]; then
 	for boot in first late early; do
 		scripts/vm/run.sh scripts/vm/reboot.sh inside $boot "$PWD/bin" || { echo "== FAILED: reboot, boot $boot"; exit 1; }
 	done
-	echo "== reboot: the device has its network after each boot, and can be borrowed again"
+	echo "== reboot: after each boot, eth0 has its network and can be borrowed again"
 	exit
 fi
 
@@ -27,7 +28,7 @@ mount -t ext4 /dev/vda /disk
 
 fail() { echo "== $boot: $*"; ip addr; ip route show table all; ip rule; exit 1; }
 
-# configure is the machine's network manager, in one process: its steps follow each other immediately.
+# configure acts as the machine's network manager. One ip process runs all steps, so that they follow immediately.
 configure() {
 	ip -batch - <<-END
 		link set eth0 up
@@ -40,9 +41,9 @@ configure() {
 	END
 }
 
-# network NETNS DEVICE prints the addresses, routes and rules, without the device's name, and without what the kernel
-# adds and removes at any time after the device is up.
-network() {
+# print_network NETNS DEVICE prints the addresses, routes and rules without the device's name. It omits states and
+# routes that the kernel adds or removes at any time while the device is up.
+print_network() {
 	local at=()
 	[ -z "$1" ] || at=(-n "$1")
 	{
@@ -53,7 +54,8 @@ network() {
 	} | sed 's/ linkdown//; s/ *$//' | grep -v '^fe80::/64 ' | sort
 }
 
-# call VERB CONTAINER [CODE]: host-device, with an address of host-local in addition, whose leases are on the disk.
+# call VERB CONTAINER [CODE] runs host-device, with an additional address from host-local, whose leases are on the disk.
+# With CODE, host-device must fail with it.
 call() {
 	local keys='"device": "eth0", "useInterfaceNetwork": true, "ipam": {"type": "host-local", "dataDir": "/disk/leases",
 		"ranges": [[{"subnet": "10.99.0.0/24"}]]}' rc=0
@@ -68,19 +70,20 @@ call() {
 	[ "$1" != ADD ] || [ "$rc" != 0 ] || cp /tmp/answer "/disk/$2"
 }
 
-# borrow POD: a pod borrows the device, with all of its network.
+# borrow POD lends eth0 to a pod, which must get its whole network.
 borrow() {
 	ip netns add "$1"
 	call ADD "$1"
 	call CHECK "$1"
 	! ip link show eth0 &>/dev/null || fail "the host still has eth0"
-	network "$1" net1 | grep -v '10\.99\.' >/tmp/inside || true
-	diff /disk/network /tmp/inside || fail "$1 has another network than the host had"
+	print_network "$1" net1 | grep -v '10\.99\.' >/tmp/inside || true
+	diff /disk/network /tmp/inside || fail "the network of pod $1 differs from that of eth0 on the host"
 }
 
-isHome() {
-	network "" eth0 >/tmp/now
-	diff /disk/network /tmp/now || fail "$1: eth0 has another network than before"
+# check_restored WHEN checks that the host has eth0 with its network.
+check_restored() {
+	print_network "" eth0 >/tmp/now
+	diff /disk/network /tmp/now || fail "$1: the network of eth0 was not restored"
 	[[ $(ip -o link show eth0) == *,UP* ]] || fail "$1: eth0 is down"
 }
 
@@ -89,12 +92,12 @@ leases() { find /disk/leases -name '10.99.*' -printf '%f\n' | wc -l; }
 case $boot in
 first)
 	configure
-	network "" eth0 >/disk/network
+	print_network "" eth0 >/disk/network
 	borrow one
 	;;
 late)
 	call DEL one
-	[ "$(leases)" = 0 ] || fail "the lease of the pod of the first boot is left"
+	[ "$(leases)" = 0 ] || fail "DEL left the lease of the pod of the first boot"
 	[ -z "$(ip -o addr show dev eth0 scope global)" ] || fail "DEL configured eth0 without a record"
 	ip netns add early
 	call ADD early 11
@@ -104,20 +107,20 @@ late)
 	wait
 	call DEL two
 	ip netns del two
-	isHome "DEL"
+	check_restored "DEL"
 	borrow three
 	;;
 early)
 	configure
-	isHome "boot"
+	check_restored "boot"
 	borrow four
-	call DEL three # of the boot before
+	call DEL three # a pod of the previous boot
 	call CHECK four
 	call DEL four
 	ip netns del four
-	isHome "DEL"
+	check_restored "DEL"
 	call GC ""
-	isHome "GC"
+	check_restored "GC"
 	[ "$(leases)" = 0 ] || fail "a lease is left"
 	[ -z "$(find /run/hawser -name '*.json')" ] || fail "a record is left: $(find /run/hawser -name '*.json')"
 	;;

@@ -1,9 +1,16 @@
 #!/bin/bash
-# run.sh COMMAND [ARG...]: boots Debian's kernel in QEMU, runs COMMAND there as root
-# on this machine's file system (nothing that it writes stays), exits with its status.
-# VM_TIMEOUT (seconds, 3000), VM_CPUS (2), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR;
-# VM_ARGS: more of QEMU; VM_APPEND: more parameters of the kernel;
-# VM_SUITE: the release of Debian that has the kernel, if it is not this machine's.
+# run.sh COMMAND [ARG...]: boots Debian's kernel in QEMU, runs COMMAND there as root, and exits with its status, or with
+# 125 if the machine did not report one. COMMAND sees this machine's files; its changes are discarded.
+#
+# Environment:
+#   VM_SUITE    Debian release of the kernel, for example trixie (this machine's)
+#   VM_TIMEOUT  time limit in seconds (3000)
+#   VM_CPUS     number of processors (2)
+#   VM_MEM      memory in MiB (2048)
+#   VM_ACCEL    QEMU accelerator (tcg,thread=multi)
+#   VM_ARGS     additional arguments of QEMU
+#   VM_APPEND   additional kernel parameters
+#   VM_DIR      directory of the unpacked kernels (~/.cache/hawser-vm)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 kernel=${VM_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/hawser-vm}/kernel${VM_SUITE:+-$VM_SUITE}
@@ -34,11 +41,11 @@ echo "$kernel/lib/modules/$version" >"$work/control/modules"
 { printf 'cd %q\n' "$PWD"; export -p | grep -vE '^declare -[a-z]*x (OLDPWD|PWD|SHLVL|_)='; printf '%q ' "$@"; } \
 	>"$work/control/command.sh"
 
-# Through cat: qemu opens /dev/stdout anew, which works for a pipe of its own. Foreground:
-# in a process group of its own qemu would outlive whoever ends the group of make. Nehalem: to emulate what newer
-# processors have (SMAP, five levels of page tables, the state of AVX) takes half as long again.
+# cat: QEMU reopens /dev/stdout, which works for a pipe. --foreground: in its own process group, QEMU would survive a
+# signal to make's group. Nehalem: emulating features of newer processors (SMAP, five-level page tables, AVX state)
+# takes 50 % more time.
 boot() {
-	# shellcheck disable=SC2086 # words
+	# shellcheck disable=SC2086 # a list of words
 	timeout --foreground -k 5 "${VM_TIMEOUT:-3000}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu Nehalem \
 		-smp "${VM_CPUS:-2}" -m "${VM_MEM:-2048}" -M q35 -nodefaults -no-user-config -display none -no-reboot \
 		-kernel "$kernel/vmlinux" -initrd "$work/initrd.cpio" \
@@ -48,10 +55,10 @@ boot() {
 		-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 		-virtfs "local,path=$work/control,mount_tag=control,security_model=none" \
 		-netdev hubport,id=wire,hubid=0 -device virtio-net-pci,netdev=wire,mac=02:00:00:00:00:01 \
-		-device virtio-rng-pci ${VM_ARGS:-} </dev/null | cat || echo "vm: qemu: exit $?" >&2
+		-device virtio-rng-pci ${VM_ARGS:-} </dev/null | cat || echo "vm: QEMU failed with status $?" >&2
 }
 boot
-# Rarely a kernel that patches itself trips over the emulation of the other processor, or has a wrong clock (guest.sh).
-[ -f "$work/control/started" ] || { echo "vm: it did not start, once more" >&2; boot; }
-[ -f "$work/control/rc" ] || { echo "vm: no result; its console:" >&2; tail -n 40 "$work/console" >&2; exit 125; }
+# In rare cases the kernel crashes under emulation while it patches its code, or its clock is wrong (guest.sh).
+[ -f "$work/control/started" ] || { echo "vm: the virtual machine did not start, trying again" >&2; boot; }
+[ -f "$work/control/rc" ] || { echo "vm: no exit status; console:" >&2; tail -n 40 "$work/console" >&2; exit 125; }
 exit "$(<"$work/control/rc")"
