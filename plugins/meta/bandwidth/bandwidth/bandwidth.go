@@ -36,6 +36,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
+	if c.isInside && !req.Owns(end.Alias) { // only in ADD, because the container can change the alias later
+		if err := netplugin.RefuseOwned("CNI_IFNAME", end); err != nil {
+			return nil, err
+		}
+	}
 	want, err := cfg.limits(end.MTU)
 	if err == nil {
 		err = checkSupported(end, want)

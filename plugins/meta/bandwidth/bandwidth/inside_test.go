@@ -324,6 +324,17 @@ var _ = Describe("exempt traffic", Label("kernel"), func() {
 			"match ip dst 10.7.0.0/16 flowid 1:9", `egress limit: host interface "host-eth0": exempts [`),
 	)
 
+	It("is refused for an interface with the mark of another attachment", Label("others-by-now"), func() {
+		nstest.Need("macvlan")
+		w := newChild("macvlan")
+		other := cni.Attachment{Network: "net", ContainerID: "c2", IfName: "eth0"}
+		w.cont.Cmd("ip", "link", "set", "eth0", "alias", other.Mark())
+		before := w.state()
+		Expect(w.Fails(w.call("ADD", both), cni.CodeConflict)).To(ContainSubstring("belongs to " + other.String()))
+		w.Succeeds(w.call("DEL"))
+		Expect(w.state()).To(Equal(before))
+	})
+
 	It("is separate for each interface of a container on one network", Label("bandwidth-two"), func() {
 		w := newWorld()
 		w.wire("eth1", 2)
