@@ -323,7 +323,7 @@ var _ = Describe("sysext.sh", func() {
 			GinkgoT().TempDir()+"/out.raw")
 		out, err := cmd.CombinedOutput()
 		Expect(err).To(MatchError("exit status 2"))
-		Expect(out).To(BeEquivalentTo("sysext.sh: \"amd64\" is no name that systemd has for an architecture: " +
+		Expect(out).To(BeEquivalentTo("sysext.sh: \"amd64\" is not an architecture name of systemd; use one of: " +
 			"x86-64 arm64 arm loongarch64 ppc64-le s390x riscv64 mips64-le\n"))
 	})
 
