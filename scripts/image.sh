@@ -1,7 +1,7 @@
 #!/bin/bash
-# image.sh [DIST [STAGE]]: into DIST (dist) hawser-VERSION-oci.tar, the OCI image for all architectures, made
-# without a container engine. STAGE has the programs as ARCH/hawser; without it they are built. The same
-# commit and the same Go give the same bytes. scripts/release/environment.sh says which variables it takes.
+# image.sh [DIST [STAGE]]: writes hawser-VERSION-oci.tar, the OCI image for all architectures, into DIST (dist), without
+# a container engine. STAGE contains the programs as ARCH/hawser; without STAGE, they are built. The same commit and Go
+# version produce the same bytes. scripts/release/environment.sh lists the variables.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null

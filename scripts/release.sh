@@ -1,9 +1,10 @@
 #!/bin/bash
-# release.sh: what users download, into dist/: the source archive, and what is built from it: for each architecture
-# the one file, packages of it for Debian and RPM, a tarball with a file for each plugin, and the SBOMs; an OCI
-# image for all of them; provenance and the sums of all. The same commit and the same Go give the same bytes. What
-# differs from day to day or from releaser to releaser stands beside: the OpenVEX document (VEX=1 fails
-# without it), and the signatures of SIGNING_KEY. scripts/release/environment.sh says which variables it takes else.
+# release.sh: builds all files that users download into dist/. First it creates the source archive. From that it builds,
+# for each architecture, hawser, its Debian and RPM packages, a tarball with a program for each plugin, a tarball of
+# cluster-local, and the SBOMs. An OCI image for all architectures, the provenance and the checksums follow. The same
+# commit and Go version produce the same bytes. The checksums omit files that depend on the day or the releaser: the
+# OpenVEX document (VEX=1 requires it) and the signatures by SIGNING_KEY. scripts/release/environment.sh lists the other
+# variables.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,7 +12,7 @@ cd "$(dirname "$0")/.."
 . scripts/release/environment.sh
 changed=$(git status --porcelain -uno 2>/dev/null || true)
 if [ -n "$changed" ] && [ -z "$REVISION" ]; then
-	echo "release: these files differ from the commit: commit them, or say in REVISION what they are" >&2
+	echo "release: these files differ from the commit; commit them or set REVISION" >&2
 	echo "$changed" >&2
 	exit 1
 fi
@@ -24,7 +25,7 @@ mkdir "$work/tools" "$work/beside" "$dist"
 rc=0
 scripts/release/vex.sh "$work/beside" || rc=$?
 [ $rc = 0 ] || [[ $rc = 3 && -z ${VEX:-} ]] || exit $rc
-[ $rc = 0 ] || echo "release: no OpenVEX document; scripts/release/vex.sh makes it later" >&2
+[ $rc = 0 ] || echo "release: no OpenVEX document; run scripts/release/vex.sh later to create it" >&2
 
 scripts/release/source.sh "$dist"
 source=hawser-cni-$VERSION
@@ -54,8 +55,8 @@ for arch in $ARCHS; do
 	scripts/release/packages.sh "$arch" "$one" "$stage/THIRD_PARTY.md" "$docs" "$dist"
 	cp LICENSE "$stage/"
 	cp -r "$docs" "$stage/hawser-cni"
-	# With the names of the reference's tarball (./bridge), of which build scripts take some. Not the directory
-	# itself: it would change the mode and the owner of /opt/cni/bin.
+	# The names are those in the reference's tarball (./bridge), because build scripts extract some of them. The entry
+	# of the directory is left out, because it would change the mode and the owner of /opt/cni/bin.
 	(cd "$stage" && "$work/$source/scripts/release/archive.sh" -- ./*) >"$dist/$name.tgz"
 done
 scripts/image.sh "$dist" "$work/image"
@@ -67,7 +68,7 @@ mv "$work/SHA256SUMS" "$dist/"
 cd "$top"
 scripts/release/sign.sh "$dist/SHA256SUMS" "$dist/hawser-$VERSION.provenance.json"
 cp -r "$work/beside/." "$dist/"
-cp -r "$dist" dist.new # whole, before the former one goes
+cp -r "$dist" dist.new # complete before the old directory is removed
 rm -rf dist
 mv dist.new dist
 echo "released in dist:" dist/*

@@ -16,9 +16,8 @@ const (
 	licence = "Apache-2.0"
 )
 
-// bill is what a bill of materials of the binaries of one architecture is written from. Nothing
-// in it depends on where or when it is made: its number comes from its contents, its time from
-// SOURCE_DATE_EPOCH.
+// bill is the content of a bill of materials for the binaries of one architecture. It does not depend on place or time:
+// its number is derived from the binaries, its time is SOURCE_DATE_EPOCH.
 type bill struct {
 	version, purl string // of the plugins
 	number        string // a UUID
@@ -42,13 +41,13 @@ func newBill(version string, binaries []binary, modules []module) (bill, error) 
 	}, nil
 }
 
-// purl is the package URL of a Go module.
+// purl returns the package URL of a Go module.
 func purl(path, version string) string { return "pkg:golang/" + path + "@" + escape(version) }
 
-// escape makes a version a part of a URI.
+// escape returns a version in the form in which a URI can contain it.
 func escape(version string) string { return strings.ReplaceAll(version, "+", "%2B") }
 
-// release is the module's version as a bill of materials has it.
+// release returns the module's version as bills of materials write it: without "go" for the standard library.
 func (m module) release() string {
 	if m.path == stdlib {
 		return strings.TrimPrefix(m.version, "go")
@@ -58,7 +57,7 @@ func (m module) release() string {
 
 func (m module) purl() string { return purl(m.path, m.release()) }
 
-// sha256 is the sum of go.sum in hexadecimal; empty for the standard library.
+// sha256 returns the checksum in go.sum in hexadecimal. It is empty for the standard library.
 func (m module) sha256() string {
 	sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.sum, "h1:"))
 	if err != nil {
@@ -67,7 +66,7 @@ func (m module) sha256() string {
 	return hex.EncodeToString(sum)
 }
 
-// uuid makes a name-based UUID of a hash (RFC 9562, version 8).
+// uuid returns a UUID that is derived from a hash (RFC 9562, version 8).
 func uuid(hash []byte) string {
 	u := hash[:16]
 	u[6], u[8] = u[6]&0x0f|0x80, u[8]&0x3f|0x80

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A rebuild's version has a "+", which each format has in a way of its own.
+// A rebuild's version contains a "+", which each format escapes differently.
 func TestBillOfARebuild(t *testing.T) {
 	t.Setenv("SOURCE_DATE_EPOCH", "1")
 	b, err := newBill("1.2.3+go1.26.9", []binary{{name: "bridge", main: "example.com/a"}}, nil)

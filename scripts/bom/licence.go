@@ -10,11 +10,10 @@ import (
 	"github.com/google/licenseclassifier/v2/assets"
 )
 
-// permitted are the licenses that something in a binary under the Apache
-// License 2.0 may have when its notice is shipped too.
+// permitted lists the licences that a linked module of an Apache-2.0 program may have, if its notices are shipped too.
 var permitted = []string{"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
 
-// lawyer knows licenses by their texts.
+// lawyer identifies licences by their texts.
 type lawyer struct{ classifier *classifier.Classifier }
 
 func newClassifier() (lawyer, error) {
@@ -22,7 +21,7 @@ func newClassifier() (lawyer, error) {
 	return lawyer{c}, err
 }
 
-// licenceOf names the licenses of the files.
+// licenceOf returns the licences in the files, joined by AND, or an error if one is not permitted.
 func (l lawyer) licenceOf(files []noticeFile) (string, error) {
 	var names []string
 	for _, f := range files {
@@ -33,11 +32,11 @@ func (l lawyer) licenceOf(files []noticeFile) (string, error) {
 		}
 	}
 	if names == nil {
-		return "", errors.New("no licence that is known")
+		return "", errors.New("no licence recognized")
 	}
 	for _, name := range names {
 		if !slices.Contains(permitted, name) {
-			return "", fmt.Errorf("licence %s, which is none of %s", name, strings.Join(permitted, ", "))
+			return "", fmt.Errorf("licence %s is not permitted; permitted are %s", name, strings.Join(permitted, ", "))
 		}
 	}
 	return strings.Join(names, " AND "), nil

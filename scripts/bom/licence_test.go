@@ -28,9 +28,9 @@ func TestLicenceOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			files = append(files, noticeFile{"LICENSE", "Copyright 2026 somebody\n\n" + string(text)})
+			files = append(files, noticeFile{"LICENSE", "Copyright 2026 Example\n\n" + string(text)})
 		}
-		files = append(files, noticeFile{"NOTICE", "Made by somebody."})
+		files = append(files, noticeFile{"NOTICE", "Made by Example."})
 		got, err := lawyer.licenceOf(files)
 		if got != c.want || (err == nil) != (c.fault == "") || err != nil && !strings.Contains(err.Error(), c.fault) {
 			t.Errorf("%v: got %q and %v, want %q and %q", c.licenses, got, err, c.want, c.fault)

@@ -1,12 +1,10 @@
-// Bom says what is in the plugins' binaries: each Go module that was linked,
-// with its license, as a table, as the notices that those licenses want to see
-// shipped, and as a bill of materials, CycloneDX or SPDX. What may not be shipped is an
-// error.
+// Command bom lists the Go modules that are linked into the plugins' binaries, with their licences: as a table, as the
+// notices that these licences require, or as a bill of materials in CycloneDX or SPDX format. It fails if a licence is
+// not permitted.
 //
 //	bom [-version V -notices FILE -cyclonedx FILE -spdx FILE] BINARY...
 //
-// It runs in the directory of the plugins' module, by whose go.sum the sources of
-// the others are checked.
+// It must run in the directory of the plugins' module, whose go.sum verifies the sources of the other modules.
 package main
 
 import (
@@ -28,8 +26,8 @@ func main() {
 
 func run(args []string, stdout io.Writer) error {
 	flags := flag.NewFlagSet("bom", flag.ContinueOnError)
-	version := flags.String("version", "", "of the plugins, for the bills of materials")
-	notices := flags.String("notices", "", "`file` for the licences' texts")
+	version := flags.String("version", "", "version of the plugins for the bills of materials")
+	notices := flags.String("notices", "", "`file` for the texts of the licences")
 	cyclonedx := flags.String("cyclonedx", "", "`file` for the bill of materials as CycloneDX")
 	spdx := flags.String("spdx", "", "`file` for the bill of materials as SPDX")
 	if err := flags.Parse(args); err != nil {

@@ -20,15 +20,15 @@ import (
 // binary is one plugin.
 type binary struct {
 	name    string
-	sha1    [20]byte // which SPDX wants of a file
+	sha1    [20]byte // required by SPDX
 	sha256  [32]byte
 	arch    string
-	main    string   // the plugins' own module
-	modules []string // paths of what it contains
+	main    string   // path of the plugins' own module
+	modules []string // paths of the linked modules, with the standard library
 	info    *buildinfo.BuildInfo
 }
 
-// module is what a binary was linked from, the standard library included.
+// module is a Go module that is linked into a binary, or the standard library.
 type module struct {
 	path, version string
 	sum           string // h1:, as in go.sum; empty for the standard library
@@ -62,7 +62,7 @@ func readBinaries(paths []string) ([]binary, error) {
 		}
 		for _, d := range info.Deps {
 			if d.Replace != nil {
-				return nil, fmt.Errorf("%s: %s is replaced by %s, which a release must not be",
+				return nil, fmt.Errorf("%s: module %s is replaced by %s, which is not allowed in a release",
 					path, d.Path, d.Replace.Path)
 			}
 			b.modules = append(b.modules, d.Path)
@@ -74,7 +74,7 @@ func readBinaries(paths []string) ([]binary, error) {
 
 const stdlib = "std"
 
-// findModules returns what the binaries contain, in the order of the paths.
+// findModules returns the modules that are linked into the binaries, sorted by path.
 func findModules(binaries []binary) ([]module, error) {
 	byPath := map[string]module{}
 	for _, b := range binaries {
@@ -106,7 +106,7 @@ func findModules(binaries []binary) ([]module, error) {
 	return out, errors.Join(faults...)
 }
 
-// locate finds the sources from which the binaries were built.
+// locate sets the directories of the sources from which the binaries were built, and verifies the modules' checksums.
 func locate(modules map[string]module) error {
 	root, err := goOutput("list", "-f", "{{.Root}}", "errors")
 	if err != nil {
@@ -133,7 +133,7 @@ func locate(modules map[string]module) error {
 			return err
 		}
 		m := modules[found.Path]
-		if m.sum != "" && m.sum != found.Sum { // it is empty where vendor/ was built from
+		if m.sum != "" && m.sum != found.Sum { // empty if the binary was built from vendor/
 			return fmt.Errorf("%s %s: built from %s, found %s", m.path, m.version, m.sum, found.Sum)
 		}
 		m.sum, m.dir = found.Sum, found.Dir
@@ -151,10 +151,10 @@ func goOutput(args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// notice are the names of files that licenses speak of.
+// notice matches the names of files that licences require to be shipped.
 var notice = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
-// read reads the module's license and what else must accompany it.
+// read reads the module's licence and notice files.
 func (m *module) read() error {
 	entries, err := os.ReadDir(m.dir)
 	if err != nil {

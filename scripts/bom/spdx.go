@@ -11,7 +11,7 @@ import (
 	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
-// unknown is SPDX's word for what a document does not say.
+// unknown is SPDX's value of a field about which a document makes no statement.
 const unknown = "NOASSERTION"
 
 // spdx writes the bill as SPDX 2.3.
@@ -61,7 +61,7 @@ func (b bill) spdx(out io.Writer) error {
 	return spdxjson.Write(&doc, out, spdxjson.Indent("  "))
 }
 
-// pack is a package of which the purl says where it comes from.
+// pack returns a package whose origin is given by its package URL.
 func pack(name, version, purl string) *spdx.Package {
 	return &spdx.Package{
 		PackageName: name, PackageSPDXIdentifier: identifier("Package-" + name), PackageVersion: version,
@@ -73,7 +73,7 @@ func pack(name, version, purl string) *spdx.Package {
 
 var foreign = regexp.MustCompile(`[^a-zA-Z0-9.-]`)
 
-// identifier makes a name one of SPDX's identifiers.
+// identifier returns a name as an SPDX identifier.
 func identifier(name string) common.ElementID {
 	return common.ElementID(foreign.ReplaceAllString(name, "-"))
 }

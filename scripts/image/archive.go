@@ -17,8 +17,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// layer returns a layer with only the program, which belongs to root and is executable for all users. zstd makes it a
-// tenth smaller than gzip; containerd supports it since 1.5, podman since 1.6.2, CRI-O since 1.17, Docker since 23.
+// layer returns a layer that contains only the program, owned by root and executable for all users. zstd makes it a
+// tenth smaller than gzip would. containerd supports zstd since 1.5, podman since 1.6.2, CRI-O since 1.17, Docker since
+// 23.
 func (m maker) layer(program string) (v1.Layer, error) {
 	content, err := os.ReadFile(program)
 	if err != nil {
@@ -33,7 +34,7 @@ func (m maker) layer(program string) (v1.Layer, error) {
 		return nil, err
 	}
 	opener := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }
-	const best = 19 // as zstd -19
+	const best = 19 // the level of zstd -19
 	return tarball.LayerFromOpener(opener, tarball.WithCompression(compression.ZStd),
 		tarball.WithCompressionLevel(best), tarball.WithMediaType(types.OCILayerZStd))
 }
@@ -47,7 +48,7 @@ func (m maker) add(w *tar.Writer, h *tar.Header, content []byte) error {
 	return err
 }
 
-// archive writes the index as an OCI layout into a tar file, under the name that engines read.
+// archive writes the index as an OCI layout into a tar file, with the image names that engines read.
 func (m maker) archive(index v1.ImageIndex, version, out string) error {
 	dir, err := os.MkdirTemp("", "image")
 	if err != nil {
@@ -55,7 +56,7 @@ func (m maker) archive(index v1.ImageIndex, version, out string) error {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	names := map[string]string{
-		"org.opencontainers.image.ref.name": name(version), // podman's
+		"org.opencontainers.image.ref.name": name(version), // read by podman
 		"io.containerd.image.name":          name(version),
 	}
 	top := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: index,
@@ -71,7 +72,7 @@ func (m maker) archive(index v1.ImageIndex, version, out string) error {
 	return errors.Join(err, f.Close())
 }
 
-// pack writes the files of a directory into a tar file, in the order of their names.
+// pack writes the files of a directory into a tar file, sorted by name.
 func (m maker) pack(out io.Writer, dir fs.FS) error {
 	w := tar.NewWriter(out)
 	err := fs.WalkDir(dir, ".", func(path string, d fs.DirEntry, err error) error {

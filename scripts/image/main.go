@@ -1,9 +1,9 @@
-// Image makes the OCI image of Hawser: from scratch, with one layer that has one file, for
-// several architectures, as the archive of an OCI layout. The same programs give the same bytes.
+// Command image writes Hawser's OCI image for several architectures as an archive of an OCI layout. Each image is built
+// from scratch and has one layer with one file. The same programs produce the same bytes.
 //
 //	image -version V -revision COMMIT -created SECONDS -out FILE DIR
 //
-// DIR has the program of each architecture as ARCH/hawser.
+// DIR contains the program of each architecture as ARCH/hawser.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// variants are those that the programs are built for, where the OCI has names for them.
+// variants has the OCI names of the CPU variants for which the programs are built.
 var variants = map[string]string{"arm": "v7", "arm64": "v8"}
 
 func main() {
@@ -32,9 +32,9 @@ func main() {
 
 func run(args []string) error {
 	flags := flag.NewFlagSet("image", flag.ContinueOnError)
-	version := flags.String("version", "", "of the programs")
-	revision := flags.String("revision", "", "the `commit` that they are built from")
-	created := flags.Int64("created", 0, "time of everything, in `seconds` since 1970")
+	version := flags.String("version", "", "version of the programs")
+	revision := flags.String("revision", "", "`commit` that the programs are built from")
+	created := flags.Int64("created", 0, "time of files and images, in `seconds` since 1970")
 	out := flags.String("out", "", "`file` for the archive")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -44,7 +44,7 @@ func run(args []string) error {
 		return err
 	}
 	if flags.NArg() != 1 || *version == "" || *out == "" || len(programs) == 0 {
-		return fmt.Errorf("needs -version, -out and a directory with ARCH/hawser")
+		return fmt.Errorf("-version, -out and a directory with ARCH/hawser are required")
 	}
 	m := maker{created: time.Unix(*created, 0).UTC(), labels: labels(*version, *revision)}
 	index, err := m.index(programs)
@@ -69,13 +69,13 @@ func labels(version, revision string) map[string]string {
 	return out
 }
 
-// maker has what all images of an index have in common.
+// maker contains the properties that all images of an index share.
 type maker struct {
 	created time.Time
 	labels  map[string]string
 }
 
-// index is that of the images of all architectures, in the order of the programs.
+// index returns the index with an image for each of the programs, in their order.
 func (m maker) index(programs []string) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, program := range programs {
@@ -119,7 +119,7 @@ func (m maker) image(program string, platform v1.Platform) (v1.Image, error) {
 	return mutate.Annotations(image, m.labels).(v1.Image), nil
 }
 
-// name is what an engine calls the image once it has loaded the archive. A tag may not have a plus sign.
+// name returns the name that the image has after an engine has loaded the archive. A tag cannot contain a plus sign.
 func name(version string) string {
 	return "localhost/hawser:" + strings.ReplaceAll(version, "+", "_")
 }

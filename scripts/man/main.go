@@ -1,13 +1,13 @@
-// Command man writes the man pages of a package from the tool's and the plugins' pages in Markdown:
+// Command man writes the man pages of a package from the README.md files of the tool and the plugins:
 //
 //	man -docs DIR -version VERSION -date DATE OUT [PLUGIN...]
 //
-// It writes hawser.8 and a page hawser-PLUGIN.8 for each plugin into OUT. DIR is the documentation as the package
-// ships it. Pages that DIR does not have are left out.
+// It writes hawser.8 and, for each plugin, hawser-PLUGIN.8 into OUT. DIR is the documentation as the package ships it.
+// A page whose README.md is missing in DIR is skipped.
 //
-// go-md2man writes the troff. It prints tables in columns of a few letters and links as relative paths, so each page
-// is converted first: a row of a table becomes an item of a definition list, and a link the name of the man page or
-// the path of the file that the package installs. Diagrams are omitted.
+// go-md2man writes the troff. Because it would print narrow table columns and relative links, each page is converted
+// first: a table row becomes an item of a definition list, and a link becomes the name of a man page or the path of an
+// installed file. Diagrams are omitted.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/cpuguy83/go-md2man/v2/md2man"
 )
 
-// installed is the directory in which packages have the documentation.
+// installed is the directory into which packages install the documentation.
 const installed = "/usr/share/doc/hawser-cni"
 
 func main() {
@@ -74,7 +74,7 @@ var (
 	readme   = regexp.MustCompile(`(?:^|/)([\w-]+)/README\.md(?:#.*)?$`)
 )
 
-// convert returns the Markdown that go-md2man expects. Text is a page of the repository, and page its path there.
+// convert returns text in the Markdown that go-md2man expects. page is the path of the text in the repository.
 func convert(text, page, name, version, date string) string {
 	text = mermaid.ReplaceAllString(text, "")
 	text = title.ReplaceAllLiteralString(text,
@@ -94,7 +94,7 @@ func convert(text, page, name, version, date string) string {
 	for _, at := range code.FindAllStringIndex(text, -1) {
 		prose(text[end:at[0]])
 		block := text[at[0]:at[1]]
-		if strings.HasPrefix(block, "      ") { // part of a list item, where blackfriday requires 8
+		if strings.HasPrefix(block, "      ") { // code of a list item, which blackfriday requires to be indented by 8
 			block = indented.ReplaceAllString(block, "  $0")
 		}
 		out.WriteString(block)

@@ -1,6 +1,6 @@
 // Command mdwrap fills the paragraphs and list items of Markdown files at 100 columns.
 //
-//	mdwrap FILE...       list the files that are not filled, and exit with status 1 if there are any
+//	mdwrap FILE...       list the files that are not filled; the status is 1 if there are any
 //	mdwrap -w FILE...    fill them
 //
 // Code, tables, headings, quotes and comments are left as they are. Code spans and links are never broken, so a line
@@ -47,7 +47,7 @@ func main() {
 var (
 	fence  = regexp.MustCompile("^ *(```|~~~)")
 	item   = regexp.MustCompile(`^( *)([-*+]|\d+\.) +`)
-	marker = regexp.MustCompile(`^([-+*#>|]|#+|\d+[.)])$`) // would begin a block at the start of a line
+	marker = regexp.MustCompile(`^([-+*#>|]|#+|\d+[.)])$`) // begins a block if it is at the start of a line
 	atom   = regexp.MustCompile("(?:`[^`]*`|\\[[^\\]]*\\]\\([^)]*\\)|[^ ])+")
 )
 
@@ -96,9 +96,9 @@ func isVerbatim(line string) bool {
 		strings.HasPrefix(trimmed, "---")
 }
 
-// paragraph is text that is filled as a whole. A word is what a line break cannot divide.
+// paragraph is a paragraph or a list item. A line break can only be between words.
 type paragraph struct {
-	first, rest string // what the first line and the other lines begin with
+	first, rest string // prefixes of the first line and of the other lines
 	words       []string
 }
 

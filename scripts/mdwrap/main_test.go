@@ -29,7 +29,7 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// TestFillAgain shows with all pages of the tree that fill finds the same paragraphs whatever their width is.
+// TestFillAgain checks for all pages of the tree that fill finds the same paragraphs at any width.
 func TestFillAgain(t *testing.T) {
 	pages := 0
 	err := filepath.WalkDir("../..", func(name string, entry fs.DirEntry, err error) error {
@@ -46,7 +46,7 @@ func TestFillAgain(t *testing.T) {
 		pages++
 		filled := fill(string(text), width)
 		if again := fill(fill(filled, 50), width); again != filled {
-			t.Errorf("%s: another text after it was filled at 50 columns", name)
+			t.Errorf("%s: filling at 50 columns and again at 100 changed the text", name)
 		}
 		return nil
 	})

@@ -1,13 +1,13 @@
 #!/bin/bash
-# packages.sh ARCH ONE NOTICES DOCS DIST: the Debian and the RPM package of an architecture into
-# DIST, with the one file and its links in ONE, the notices, the documentation in DOCS, and the man pages of
-# DOCS. VERSION and SOURCE_DATE_EPOCH are taken from the environment.
+# packages.sh ARCH ONE NOTICES DOCS DIST: builds the Debian and the RPM package for an architecture into DIST. They
+# contain hawser and its links from ONE, the file NOTICES, the documentation in DOCS, and man pages generated from it.
+# VERSION and SOURCE_DATE_EPOCH come from the environment.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
 nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 export PACKAGE_ARCH=$1 ONE=$2 NOTICES=$3 DOCS=$4
-# ARMv7 with floating point, as release.sh builds it: armhf and armv7hl.
+# GOARM=7 with floating point, for which the packages are named armhf and armv7hl.
 [ "$PACKAGE_ARCH" != arm ] || PACKAGE_ARCH=arm7
 cd "$here/../.."
 work=$(mktemp -d)
@@ -25,7 +25,7 @@ docs=$(realpath "$DOCS")
 date=$(date -ud "@$SOURCE_DATE_EPOCH" +%F)
 (cd scripts/man && CGO_ENABLED=0 GOFLAGS='' go run . -docs "$docs" -version "$VERSION" -date "$date" "$work/man" "${plugins[@]}")
 for page in "$work"/man/*; do
-	[ -f "$page" ] || continue # without documentation
+	[ -f "$page" ] || continue # DOCS has no pages
 	gzip -9n "$page"
 	echo "  - {src: $page.gz, dst: /usr/share/man/man8/${page##*/}.gz, file_info: {mode: 0644}}" >>"$config"
 done

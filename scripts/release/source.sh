@@ -1,7 +1,7 @@
 #!/bin/bash
-# source.sh DIST: into DIST hawser-cni-VERSION-source.tgz, from which a release is built: the files of this tree
-# that git tracks (where there is no history, all of them), the modules that are linked in vendor/, and the
-# release's version. scripts/release/environment.sh has set the variables.
+# source.sh DIST: writes hawser-cni-VERSION-source.tgz, from which a release is built, into DIST. It contains the files
+# that git tracks (without git history, all files except bin, dist and vendor), the required modules in vendor/, and the
+# release's version. The caller has sourced scripts/release/environment.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

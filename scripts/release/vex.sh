@@ -1,8 +1,9 @@
 #!/bin/bash
-# vex.sh [DIST]: into DIST (dist) hawser-VERSION.openvex.json: which known vulnerabilities this tree's plugins have, and
-# which of what they are linked from do not concern them. It is as new as the database, so it can be made again for
-# an old release, from its tag or from its source archive. GOVULNDB is another database; SIGNING_KEY signs it. Without
-# GOVULNDB, scripts/vulndb.sh replaces a database that cannot be reached. The exit status is 3 if it cannot either.
+# vex.sh [DIST]: writes hawser-VERSION.openvex.json into DIST (dist). It lists the known vulnerabilities that affect
+# this tree's plugins, and those of linked modules that do not. It is as current as the vulnerability database, so you
+# can create it again for an old release, from its tag or source archive. GOVULNDB selects another database, and
+# SIGNING_KEY signs the document. If vuln.go.dev cannot be reached, scripts/vulndb.sh creates the database from its
+# source. The exit status is 3 if that fails too, or if GOVULNDB cannot be reached.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=/dev/null
@@ -15,21 +16,21 @@ trap 'rm -rf "$work"' EXIT
 (cd scripts/bom && CGO_ENABLED=0 ../retry.sh go build -o "$work/" ./vex golang.org/x/vuln/cmd/govulncheck)
 mkdir "$work/out"
 file=$work/out/hawser-$VERSION.openvex.json
-look() {
+scan() {
 	GOOS=linux CGO_ENABLED=0 "$work/govulncheck" ${GOVULNDB:+-db="$GOVULNDB"} -format openvex ./plugins/... ./cmd/... \
 		>"$work/found" 2>"$work/log"
 }
 database=${GOVULNDB:-vuln.go.dev}
-if ! look; then
+if ! scan; then
 	cat "$work/log" >&2
 	grep -qE '^(govulncheck: fetching vulnerabilities|creating client)' "$work/log" || exit 1
 	if [ -n "${GOVULNDB:-}" ] || ! module=$(scripts/vulndb.sh "$work/db"); then
-		echo "vex: the database of vulnerabilities cannot be reached" >&2
+		echo "vex: cannot reach the vulnerability database $database" >&2
 		exit 3
 	fi
 	database=pkg:golang/golang.org/x/vulndb@$module
-	echo "vex: using the source of the database, $database" >&2
-	GOVULNDB=file://$work/db look || { cat "$work/log" >&2; exit 1; }
+	echo "vex: cannot reach vuln.go.dev; using $database" >&2
+	GOVULNDB=file://$work/db scan || { cat "$work/log" >&2; exit 1; }
 fi
 "$work/vex" -product "pkg:golang/github.com/hawser-cni/plugins@v${VERSION//+/%2B}" -database "$database" \
 	-author "The Hawser developers <hawser-cni@users.noreply.github.com>" <"$work/found" >"$file"

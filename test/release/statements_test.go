@@ -251,13 +251,13 @@ func statements(dist, key func() string) {
 	},
 		Entry("a key that is not there", "SIGNING_KEY=/nowhere/key cannot sign",
 			func() []string { return []string{noDatabase, "SIGNING_KEY=/nowhere/key"} }),
-		Entry("no ssh-keygen", "there is no ssh-keygen", func() []string {
+		Entry("no ssh-keygen", "ssh-keygen not found", func() []string {
 			dir := GinkgoT().TempDir()
 			run(dir, nil, "bash", "-c", "ln -s /usr/bin/* . && rm ssh-keygen")
 			goroot := strings.TrimSpace(run(dir, nil, "go", "env", "GOROOT"))
 			return []string{noDatabase, "SIGNING_KEY=" + key(), "PATH=" + dir + ":" + goroot + "/bin"}
 		}),
-		Entry("no database when the OpenVEX document is asked for", "the database of vulnerabilities cannot be reached",
+		Entry("no database when the OpenVEX document is asked for", "cannot reach the vulnerability database",
 			func() []string { return []string{noDatabase, "VEX=1"} }),
 		Entry("the version of a rebuild with another Go", "set GOTOOLCHAIN=go1.25.1",
 			func() []string { return []string{noDatabase, "VERSION=9.8.7+go1.25.1"} }),

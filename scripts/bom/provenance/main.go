@@ -1,5 +1,5 @@
-// Provenance says how the files of a release were made: an in-toto statement with SLSA's provenance, which has
-// each file of a directory as a subject. Nothing in it depends on where or when it is made.
+// Command provenance writes an in-toto statement with the SLSA provenance of a release. Each file in DIR is a subject.
+// The statement does not depend on place or time.
 //
 //	provenance -version V [-revision COMMIT] -archs "A B" -go VERSION -source FILE -sums FILE DIR
 package main
@@ -37,15 +37,15 @@ func main() {
 	}
 }
 
-// build is what a release was made from.
+// build contains the inputs of a release.
 type build struct{ version, revision, archs, toolchain, source, sums string }
 
 func run(args []string, stdout io.Writer) error {
 	var b build
 	flags := flag.NewFlagSet("provenance", flag.ContinueOnError)
-	flags.StringVar(&b.version, "version", "", "of the plugins")
-	flags.StringVar(&b.revision, "revision", "", "the commit, where there is a history")
-	flags.StringVar(&b.archs, "archs", "", "for which they were built")
+	flags.StringVar(&b.version, "version", "", "version of the plugins")
+	flags.StringVar(&b.revision, "revision", "", "commit, empty without git history")
+	flags.StringVar(&b.archs, "archs", "", "architectures, separated by blanks")
 	flags.StringVar(&b.toolchain, "go", "", "version of the Go toolchain")
 	flags.StringVar(&b.source, "source", "", "`file` with the sources")
 	flags.StringVar(&b.sums, "sums", "", "the go.sum `file`")
@@ -53,7 +53,7 @@ func run(args []string, stdout io.Writer) error {
 		return err
 	}
 	if flags.NArg() != 1 {
-		return fmt.Errorf("one directory with the files of a release is wanted, not %q", flags.Args())
+		return fmt.Errorf("need one directory with the files of a release, got %q", flags.Args())
 	}
 	files, err := os.ReadDir(flags.Arg(0))
 	if err != nil {
@@ -77,7 +77,7 @@ func run(args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// Protojson puts blanks as it likes.
+	// protojson varies the white space of its output.
 	var out bytes.Buffer
 	if err := json.Indent(&out, data, "", "  "); err != nil {
 		return err
@@ -121,7 +121,7 @@ func (b build) predicate() (*structpb.Struct, error) {
 	return predicate, cmp.Or(provenance.Validate(), err, protojson.Unmarshal(data, predicate))
 }
 
-// describe names a file and its sum.
+// describe returns the name and the checksum of a file.
 func describe(path string) (*intoto.ResourceDescriptor, error) {
 	data, err := os.ReadFile(path)
 	sum := sha256.Sum256(data)

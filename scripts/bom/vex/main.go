@@ -1,5 +1,5 @@
-// Vex completes the OpenVEX document that govulncheck writes: who says so, of which product and which
-// packages of its SBOM, and what its user can do.
+// Command vex completes the OpenVEX document that govulncheck writes with the author, the product, the packages as the
+// product's SBOM names them, and the action that users can take.
 //
 //	govulncheck -format openvex ... | vex -product PURL -author NAME -database ADDRESS
 package main
@@ -14,10 +14,10 @@ import (
 	"github.com/openvex/go-vex/pkg/vex"
 )
 
-// action is what OpenVEX wants to be said when a product is affected.
-const action = "Update to a newer release; SECURITY.md says when there is one."
+// action is the action statement, which OpenVEX requires for an affected product.
+const action = "Update to a newer release; SECURITY.md says when fixes are released."
 
-// asInSBOM makes govulncheck's package URLs of modules those of the SBOM.
+// asInSBOM converts govulncheck's package URLs of modules to those in the SBOM.
 var asInSBOM = strings.NewReplacer("%2F", "/", "pkg:golang/stdlib@v", "pkg:golang/std@", "+", "%2B")
 
 func main() {
@@ -29,9 +29,9 @@ func main() {
 
 func run(args []string, stdin io.Reader, stdout io.Writer) error {
 	flags := flag.NewFlagSet("vex", flag.ContinueOnError)
-	product := flags.String("product", "", "package URL of what was looked at")
-	author := flags.String("author", "", "of the document")
-	database := flags.String("database", "", "that was used")
+	product := flags.String("product", "", "package URL of the checked product")
+	author := flags.String("author", "", "author of the document")
+	database := flags.String("database", "", "vulnerability database that was used")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func run(args []string, stdin io.Reader, stdout io.Writer) error {
 			return fmt.Errorf("%s: %w", s.Vulnerability.Name, err)
 		}
 	}
-	doc.ID = "" // of govulncheck, which is the sum of what it wrote
+	doc.ID = "" // govulncheck set a hash of its own output
 	if _, err := doc.GenerateCanonicalID(); err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Vulndb writes Go's database of vulnerabilities into a directory, in the form that govulncheck reads, from a copy of
-// the module golang.org/x/vulndb. The database at vuln.go.dev has the same reports.
+// Command vulndb writes Go's vulnerability database into DIR, in the form that govulncheck reads, from a copy of the
+// module golang.org/x/vulndb in MODULE. The database at vuln.go.dev has the same reports.
 //
 //	vulndb MODULE DIR
 package main
@@ -22,13 +22,13 @@ type report struct {
 	Affected            []struct{ Package struct{ Name string } }
 }
 
-// vuln is an entry of a module in the index.
+// vuln is an entry of a module in index/modules.json.
 type vuln struct {
 	ID       string    `json:"id"`
 	Modified time.Time `json:"modified"`
 }
 
-// module is a module that reports name.
+// module is an affected module in index/modules.json.
 type module struct {
 	Path  string `json:"path"`
 	Vulns []vuln `json:"vulns"`
