@@ -10,10 +10,10 @@ import (
 	"github.com/google/licenseclassifier/v2/assets"
 )
 
-// permitted lists the licences that a linked module of an Apache-2.0 program may have, if its notices are shipped too.
+// permitted lists the licenses that a linked module of an Apache-2.0 program may have, if its notices are shipped too.
 var permitted = []string{"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
 
-// lawyer identifies licences by their texts.
+// lawyer identifies licenses by their texts.
 type lawyer struct{ classifier *classifier.Classifier }
 
 func newClassifier() (lawyer, error) {
@@ -21,7 +21,7 @@ func newClassifier() (lawyer, error) {
 	return lawyer{c}, err
 }
 
-// licenceOf returns the licences in the files, joined by AND, or an error if one is not permitted.
+// licenceOf returns the licenses in the files, joined by AND, or an error if one is not permitted.
 func (l lawyer) licenceOf(files []noticeFile) (string, error) {
 	var names []string
 	for _, f := range files {

@@ -1,5 +1,5 @@
-// Command bom lists the Go modules that are linked into the plugins' binaries, with their licences: as a table, as the
-// notices that these licences require, or as a bill of materials in CycloneDX or SPDX format. It fails if a licence is
+// Command bom lists the Go modules that are linked into the plugins' binaries, with their licenses: as a table, as the
+// notices that these licenses require, or as a bill of materials in CycloneDX or SPDX format. It fails if a license is
 // not permitted.
 //
 //	bom [-version V -notices FILE -cyclonedx FILE -spdx FILE] BINARY...

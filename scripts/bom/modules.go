@@ -151,10 +151,10 @@ func goOutput(args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// notice matches the names of files that licences require to be shipped.
+// notice matches the names of files that licenses require to be shipped.
 var notice = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
-// read reads the module's licence and notice files.
+// read reads the module's license and notice files.
 func (m *module) read() error {
 	entries, err := os.ReadDir(m.dir)
 	if err != nil {
