@@ -374,14 +374,15 @@ func (c *Conn) AddCopy(r RouteCopy) error {
 }
 
 // RestoreCopy adds a route that a link had. It returns nil if the route exists. It also returns nil if the link cannot
-// have the route now, because the link is down, or because the source or the path to the gateway no longer exists.
+// have the route now, because the link is down, because IPv6 is disabled on it, or because the source or the path to the
+// gateway no longer exists.
 func (c *Conn) RestoreCopy(r RouteCopy) error {
 	return ignore(ignoreInapplicable(c.AddCopy(r)), unix.EEXIST)
 }
 
 // ignoreInapplicable returns nil for the error of a route that a link cannot have in its present state.
 func ignoreInapplicable(err error) error {
-	return ignore(err, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)
+	return ignore(err, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, unix.EACCES, ErrNoLink)
 }
 
 // RestoreShared restores a route as RestoreWhole does. If RestoreWhole returns false, RestoreShared adds the route with

@@ -264,6 +264,9 @@ func (n *network) addAddrs(conn *rtnl.Conn, link int, isHost, continueOnError bo
 			continue
 		}
 		err := conn.AddAddrCopy(link, a)
+		if isHost && a.Header.Family == unix.AF_INET6 && errors.Is(err, unix.EACCES) {
+			continue // IPv6 is disabled on the link; NetworkManager disables it when a device appears
+		}
 		if err != nil && !continueOnError {
 			return err
 		}
@@ -413,7 +416,8 @@ func (n *network) removeInside(cont *rtnl.Conn) error {
 
 // restoreNetwork restores the network of the device, except addresses that have expired. The device is on the host
 // again, and up if it was up before. If it has another address, a network manager has configured it, and restoreNetwork
-// changes nothing. It also keeps a route that now has another next hop.
+// changes nothing. It also keeps a route that now has another next hop. If IPv6 is disabled on the device, it restores
+// only IPv4.
 func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) error {
 	n := r.Settings
 	if n == nil {

@@ -255,6 +255,19 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 			"2001:db8::5/64"))))
 	})
 
+	It("restores the IPv4 network if IPv6 is disabled on the device that returns", func() {
+		w := configured()
+		IP(w.Host, "route add 2001:db8:46::/48 dev d0")
+		before := lines(w.Host, "-4 -o addr show d0")
+		routes := lines(w.Host, "-4 route show dev d0 default")
+		a := attached(w, uses())
+		w.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1") // as NetworkManager does when a device appears
+		w.Succeeds(a.As("DEL"))
+		Expect(lines(w.Host, "-4 -o addr show d0")).To(HaveLen(len(before)))
+		Expect(lines(w.Host, "-4 route show dev d0 default")).To(Equal(routes))
+		Expect(lines(w.Host, "-6 addr show d0")).To(BeEmpty())
+	})
+
 	DescribeTable("finds the device at home, as the kernel brings hardware there,", func(same bool, words ...string) {
 		w := configured()
 		before := l3(w.Host)
