@@ -495,7 +495,8 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		Expect(n.records()).To(ConsistOf(append(bad, "late/theirs3.json")))
 		n.succeeds("DEL", "x")
 		Expect(n.records()).To(ConsistOf(bad))
-		t := tombstone{cni.Attachment{}, "theirs0", []string{"default.10.30.0.2"}, boot, sysctl.Uptime() - tombstoneMaxAge}
+		t := tombstone{cni.Attachment{}, "theirs0", []string{"default.10.30.0.2"}, boot,
+			sysctl.Uptime() - tombstoneMaxAge}
 		Expect(p.tombstones().Put(context.Background(), t)).To(Succeed())
 		n.succeeds("DEL", "x")
 		Expect(n.records()).To(ConsistOf(bad[1]))
@@ -658,7 +659,7 @@ var _ = It("reads no kubeconfig that a container may have written, in any call",
 	Expect(s.requests()).To(BeEmpty())
 })
 
-var _ = It("reads the token from the file that a kubeconfig names besides a token", Label("cluster-kubeconfig"), func() {
+var _ = It("prefers the token in a kubeconfig's tokenFile to its token", Label("cluster-kubeconfig"), func() {
 	s, n := newNode()
 	n.kubeconfig = s.kubeconfig("expired, tokenFile: " + hostFile("/var/lib/kubelet", "node-a\n"))
 	n.add("one")

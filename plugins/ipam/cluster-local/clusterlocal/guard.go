@@ -205,7 +205,7 @@ func (c cluster) change(ctx context.Context, p *pool, operation map[string]any) 
 func (c cluster) unguard(ctx context.Context, space string, a cni.Attachment, addrs []netip.Addr) error {
 	pools, err := c.pools(ctx)
 	if err == nil {
-		_, err = c.removeEntries(ctx, pools, space, a, addrs)
+		_, err = c.removeEntries(ctx, pools, attachmentEntry(space, a, addrs))
 	}
 	if errors.Is(err, errNoPools) {
 		return nil
@@ -213,11 +213,11 @@ func (c cluster) unguard(ctx context.Context, space string, a cni.Attachment, ad
 	return err
 }
 
-// removeEntries is unguard for pools that were read earlier. It returns the pools without the entries.
-func (c cluster) removeEntries(ctx context.Context, pools []pool, space string, a cni.Attachment,
-	addrs []netip.Addr) ([]pool, error) {
+// removeEntries removes all entries that find returns from pools, which were read earlier. It returns the pools without
+// the entries.
+func (c cluster) removeEntries(ctx context.Context, pools []pool, find finder) ([]pool, error) {
 	for n := 1; ; n++ {
-		p, key := attachmentEntry(pools, space, a, addrs)
+		p, key := find(pools)
 		if p == nil {
 			return pools, nil
 		}
@@ -234,15 +234,20 @@ func (c cluster) removeEntries(ctx context.Context, pools []pool, space string, 
 	}
 }
 
-// attachmentEntry returns the pool and the key of an entry of the attachment in a space, or a nil pool.
-func attachmentEntry(pools []pool, space string, a cni.Attachment, addrs []netip.Addr) (*pool, string) {
-	for i, p := range pools {
-		for _, key := range slices.Sorted(maps.Keys(p.Spec.Allocations)) {
-			addr, ok := p.address(key)
-			if ok && p.offset(space, addr) != "" && p.Spec.Allocations[key].belongsTo(a, addr, addrs) {
-				return &pools[i], key
+// finder returns the pool and the key of an entry, or a nil pool.
+type finder func(pools []pool) (p *pool, key string)
+
+// attachmentEntry returns a function that finds an entry of the attachment in a space.
+func attachmentEntry(space string, a cni.Attachment, addrs []netip.Addr) finder {
+	return func(pools []pool) (*pool, string) {
+		for i, p := range pools {
+			for _, key := range slices.Sorted(maps.Keys(p.Spec.Allocations)) {
+				addr, ok := p.address(key)
+				if ok && p.offset(space, addr) != "" && p.Spec.Allocations[key].belongsTo(a, addr, addrs) {
+					return &pools[i], key
+				}
 			}
 		}
+		return nil, ""
 	}
-	return nil, ""
 }

@@ -175,7 +175,8 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		Entry("by ADD", func() string { return n.add("one") }),
 		Entry("by cluster-local reclaim", func() string {
 			var out bytes.Buffer
-			env := skel.Env{Args: []string{"reclaim", "--kubeconfig", n.kubeconfig, "--yes"}, Stdout: &out, Stderr: &out}
+			args := []string{"reclaim", "--kubeconfig", n.kubeconfig, "--yes"}
+			env := skel.Env{Args: args, Stdout: &out, Stderr: &out}
 			Expect(skel.Run(GinkgoT().Context(), Plugin(), env)).To(BeZero(), out.String())
 			return n.withKeys(Object{"reclaim": "never"}).add("one")
 		}))
@@ -195,7 +196,7 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		Expect(s.leaseNames()).To(BeEmpty())
 	})
 
-	It("removes an entry that is created after DEL, unless the attachment is there again", Label("cluster-late"), func() {
+	It("removes an entry that is created after DEL, unless the attachment is back", Label("cluster-late"), func() {
 		s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(2, 3, 4, 5))
 		s.set(failFirst(1000, "PATCH", drop))
 		n.withTimeout(time.Second).fails(11, "ADD", "one")

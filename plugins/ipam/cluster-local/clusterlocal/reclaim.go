@@ -52,7 +52,8 @@ func (c cluster) orphanedLeases(ctx context.Context, all []lease, now time.Time,
 // releaseOrphan deletes a lease of a deleted node and, with a guard, its entry in whereabouts' pools.
 func (s *session) releaseOrphan(ctx context.Context, l lease) (err error) {
 	if s.guard != "" {
-		s.pools, err = s.cluster.removeEntries(ctx, s.pools, s.space, l.attachment(), leaseAddrs([]string{l.name}))
+		find := attachmentEntry(s.space, l.attachment(), leaseAddrs([]string{l.name}))
+		s.pools, err = s.cluster.removeEntries(ctx, s.pools, find)
 		if err != nil {
 			return err
 		}

@@ -68,7 +68,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	// The lock is free while IPAM runs, which may take long. Another call may move the device or change the record then.
+	// The lock is free while IPAM runs, which may take long. Another call may move the device or change the record
+	// then.
 	return attach.DelInterface(ctx, req, func() error {
 		return withRecord(ctx, req, func(c call, r *record, err error) error {
 			if err != nil {
