@@ -374,8 +374,7 @@ func (c *Conn) AddCopy(r RouteCopy) error {
 }
 
 // RestoreCopy adds a route that a link had. It returns nil if the route exists. It also returns nil if the link cannot
-// have the route now, because the link is down, because IPv6 is disabled on it, or because the source or the path to the
-// gateway no longer exists.
+// have the route now: it is down, IPv6 is disabled on it, or the source or the path to the gateway no longer exists.
 func (c *Conn) RestoreCopy(r RouteCopy) error {
 	return ignore(ignoreInapplicable(c.AddCopy(r)), unix.EEXIST)
 }
