@@ -234,7 +234,7 @@ func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 
 // backOff delays the next message after a refusal, so that a server that always refuses does not keep the client busy.
 func (p *progress) backOff(now time.Duration) {
-	p.nextTick = now + min(minPause<<min(p.naks, fastTries), p.flags.maxPause)
+	p.nextTick = now + max(min(minPause<<min(p.naks, fastTries), p.flags.maxPause), minPause)
 	p.naks++
 }
 

@@ -265,6 +265,16 @@ var _ = Describe("the machine", func() {
 		Expect(sent).To(BeNumerically("<", 150))
 	})
 
+	It("waits after a NAK also with -resendmax 0", Label("hostile-server"), func() {
+		l := newLife()
+		l.flags.maxPause = 0
+		l.next()
+		l.receiveAnswer(dhcpv4.MessageTypeOffer)
+		l.next()
+		l.receiveAnswer(dhcpv4.MessageTypeNak)
+		Expect(l.nextTick - l.now).To(Equal(minPause))
+	})
+
 	DescribeTable("ignores an OFFER with", Label("hostile-server"), func(spoil func(*dhcpv4.DHCPv4)) {
 		l := newLife()
 		l.next()

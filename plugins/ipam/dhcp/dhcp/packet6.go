@@ -135,7 +135,7 @@ func decode6(b []byte, iaid [4]byte) (*message6, error) {
 			return m.readStatus(value)
 		case optDNS:
 			for addr := range slices.Chunk(value, 16) {
-				if ip, ok := netip.AddrFromSlice(addr); ok {
+				if ip, ok := netip.AddrFromSlice(addr); ok && ip.Is6() {
 					m.nameservers = append(m.nameservers, ip)
 				}
 			}

@@ -52,6 +52,13 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 		Expect(m.search).To(Equal([]string{"a"}))
 	})
 
+	It("has no resolver for the rest of a truncated address", func() {
+		l := newLife6(modeDHCP)
+		server := netip.MustParseAddr("2001:db8::53")
+		b := option6([]byte{byte(reply6), 1, 2, 3}, optDNS, append(server.AsSlice(), 10, 0, 0, 1)...)
+		Expect(nstest.Must(decode6(b, l.iaid)).nameservers).To(Equal([]netip.Addr{server}))
+	})
+
 	It("has a checksum other than 0", func() {
 		Expect(checksum([]byte{0xff, 0xff})).To(Equal(uint16(0xffff)))
 		Expect(checksum([]byte{0xff, 0xfe})).To(Equal(uint16(1)))
