@@ -41,7 +41,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 			return nil, err
 		}
 	}
-	want, err := cfg.limits(end.MTU)
+	want, err := cfg.limits(c.mtu(end))
 	if err == nil {
 		err = checkSupported(end, want)
 	}
@@ -157,7 +157,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	want, err := cfg.limits(end.MTU)
+	want, err := cfg.limits(c.mtu(end))
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	want, err := cfg.limits(end.MTU)
+	want, err := cfg.limits(c.mtu(end))
 	if err != nil {
 		return err
 	}
@@ -371,6 +371,10 @@ func (c *call) findLink() (rtnl.Link, error) {
 	}
 	return c.HostEnd, nil
 }
+
+// mtu returns the MTU of the packets that a limit must pass: the smaller one of the two ends. The plugin bridge raises
+// and lowers the MTU of a host end for other containers on the bridge.
+func (c *call) mtu(end rtnl.Link) int { return min(end.MTU, c.ContEnd.MTU) }
 
 // isInResult reports whether prevResult names a link as an interface of the host.
 func (c *call) isInResult(l rtnl.Link) bool {

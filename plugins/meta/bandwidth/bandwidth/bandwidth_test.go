@@ -242,6 +242,19 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Entry("with a bad limit", "", `"ingressRate": 5`, cni.CodeConfig, "ingressRate: 5 is neither"),
 	)
 
+	It("fits the container's packets, also on a host end with the MTU of other containers", func() {
+		IP(w.Host, "link set host-eth0 mtu 9000")
+		small := `"ingressRate": 8000000, "ingressBurst": 50000`
+		w.Add(w.call("ADD", small))
+		w.Succeeds(w.call("CHECK", small))
+
+		By("whose MTU changes")
+		huge := `"ingressRate": 8000000, "ingressBurst": 2147483647`
+		w.Add(w.call("ADD", huge))
+		IP(w.Host, "link set host-eth0 mtu 1500")
+		w.Succeeds(w.call("CHECK", huge))
+	})
+
 	It("needs no ingress qdisc to limit received packets, and leaves another program's", func() {
 		w.Cmd("tc", "qdisc", "add", "dev", "host-eth0", "ingress")
 		w.Add(w.call("ADD", in))
