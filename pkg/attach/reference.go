@@ -9,11 +9,11 @@ import (
 
 // findReference finds the pair that the reference plugin created: by the interface in the container's namespace or, if
 // that fails, by the host end that prevResult names, if this end is connected to the same namespace. The host end of a
-// plugin with a bridge must be a port of the bridge.
+// plugin with a bridge must be a port of the bridge or, if the bridge was deleted, of no bridge.
 func (f *foundLink) findReference(bridge string) (err error) {
 	var master rtnl.Link
 	if bridge != "" {
-		if master, err = f.host.Link(bridge); err != nil {
+		if master, err = f.host.Link(bridge); netplugin.IgnoreNoLink(err) != nil {
 			return err
 		}
 	}
