@@ -268,9 +268,10 @@ func (b *bridgeCall) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 }
 
 // ensureVLANGateway finds or creates the VLAN gateway: a veth pair called <bridge>.<vlan> whose other end is a port of
-// the bridge. Both ends are brought up last, so that a gateway that is down is incomplete, and is completed here. A
-// link of that name that is not a pair of this host belongs to the administrator, and is only brought up. A bridge of
-// that name is refused if another network may have created it.
+// the bridge. Both ends are brought up last, so that a gateway that is down is incomplete, and is completed here. So is
+// a gateway whose other end is a port of no bridge, because its bridge was deleted and created again. A link of that
+// name that is not a pair of this host belongs to the administrator, and is only brought up. A bridge of that name is
+// refused if another network may have created it.
 func (b *bridgeCall) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	name := b.cfg.gatewayName()
 	gw, err := b.call.Host.Link(name)
@@ -286,14 +287,16 @@ func (b *bridgeCall) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	if err == nil && gw.Kind == "bridge" {
 		err = b.refuseGatewayBridge(gw)
 	}
-	if err != nil || gw.Up {
+	if err != nil {
 		return gw, err
 	}
 	end, err := b.call.Host.OtherEnd(gw, b.call.Host)
 	switch {
+	case errors.Is(err, rtnl.ErrNoLink) && gw.Up:
+		err = nil
 	case errors.Is(err, rtnl.ErrNoLink):
 		err = b.call.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
-	case err == nil:
+	case err == nil && (!gw.Up || end.Master == 0):
 		err = b.completeVLANGateway(ctx, gw, end)
 	}
 	if err != nil {

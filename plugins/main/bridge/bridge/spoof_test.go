@@ -172,6 +172,15 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		Expect(Ping(b.Host, "10.1.0.1")).To(BeTrue())
 	})
 
+	It("have their gateway again on a bridge that was deleted and made again", func() {
+		c := l3(Object{"isGateway": true, "vlan": 100})
+		w.Attach("one", c, "10.1.0.2/24")
+		IP(w.Host, "link del dev br")
+		b := w.Attach("two", c, "10.1.0.3/24")
+		Expect(Ping(b.Host, "10.1.0.1")).To(BeTrue())
+		w.Succeeds(b.As("CHECK"))
+	})
+
 	It("use a gateway of the administrator's as it is", func() {
 		nstest.Need("8021q")
 		IP(w.Host, "link add name br up type bridge vlan_filtering 1")
