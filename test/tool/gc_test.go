@@ -354,6 +354,18 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(g.Files("/run/hawser", "/var/lib/cni")).NotTo(ContainSubstring(gone))
 	})
 
+	It("keeps what a container's process has open, even if the process is called as dhcp's daemon", func() {
+		g := newGCNode(ours(), "10.101.20")
+		place(nstest.Build("dhcp"), g.plugins)
+		g.runtime()
+		p := g.up(newPod(gone, "web-0"))
+		g.Start(nstest.Program{Path: "bash", Args: []string{"-c", "exec 9<" + p.Path + "; exec unshare --net " +
+			g.plugins + "/dhcp daemon -socketpath /run/other.sock"}})
+		Eventually(func() string { return g.Files("/run") }).Should(ContainSubstring("other.sock"))
+		c, _ := g.gc(append(now, "--yes")...)
+		Expect(c.Attachments).To(ConsistOf(And(HaveField("ContainerID", gone), HaveField("Done", false))))
+	})
+
 	It("takes what is left of a container whose process ID a process of the host has got", func() {
 		g := newGCNode(ours(), "10.101.19")
 		g.runtime()

@@ -125,10 +125,15 @@ func (s *Survey) findNamespaces(former []*Attachment) error {
 }
 
 // isOfDHCPDaemon reports whether the path of a use is a descriptor of dhcp's daemon, which keeps a descriptor until
-// DEL, even if the namespace is only mounted.
+// DEL, even if the namespace is only mounted. The daemon is in the host's network namespace. Of a container's process,
+// neither arguments nor program are read, because the container could make the kernel wait for them (FUSE).
 func (s *Survey) isOfDHCPDaemon(path string) bool {
 	process, task, _ := strings.Cut(path, "/task/")
 	if s.isOurs == nil || !strings.Contains(task, "/fd/") {
+		return false
+	}
+	var netns unix.Stat_t
+	if unix.Stat(process+"/ns/net", &netns) != nil || netns.Ino != s.hostInode {
 		return false
 	}
 	text, _ := os.ReadFile(process + "/cmdline") // a process that has ended uses nothing
