@@ -104,6 +104,9 @@ func (c *client) run(ctx context.Context) error {
 			return errors.Join(err, c.cleanUpOnce())
 		}
 		pause := min(c.progress.nextTick-sysctl.Uptime(), useInterval)
+		if !c.isReady() { // a slow server may answer the ADD at any time
+			pause = 0
+		}
 		previous := c.lastError
 		c.lastError = ""
 		if err != nil {

@@ -122,6 +122,27 @@ var _ = Describe("a lease", func() {
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
 	})
 
+	It("is acquired from a server that answers late, while the client waits with -timeout", Label("slow"), func() {
+		s := l.serve()
+		isFirst := true
+		s.set(func(s *server) {
+			s.script = func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
+				if req.MessageType() == request {
+					return []*dhcpv4.DHCPv4{answer}
+				}
+				if isFirst {
+					isFirst = false
+					time.AfterFunc(5*time.Second, func() { // the packets are sent after 3.5 and 7.5 seconds
+						_, _ = s.conn.WriteTo(answer.ToBytes(), &net.UDPAddr{IP: net.IPv4(10, 9, 0, 255), Port: 68})
+					})
+				}
+				return nil
+			}
+		})
+		l.start("-timeout", "30s", "-resendtimeout", "6500ms")
+		l.Add(l.call("ADD", c))
+	})
+
 	DescribeTable("is not acquired, and the error has the reason", func(port, want string) {
 		l.serve(dhcpv4.WithoutOption(dhcpv4.OptionSubnetMask))
 		l.start("-resendtimeout", "1s")
