@@ -60,4 +60,4 @@ for ((n = 1; n <= cycles; n++)); do
 done
 boot 0s || fail
 print_found
-echo "== power loss: all pods came up after each of $cycles losses of power, and nothing is left"
+echo "== power loss: all pods came up after each loss ($cycles), and nothing is left"
