@@ -247,6 +247,14 @@ var _ = Describe("ADD", func() {
 		Expect(Show(w.Host, "br").Addrs()).To(ConsistOf("10.2.0.1/24", "2001:db8:1::1/64", "2001:db8:2::1/64"))
 	})
 
+	It("keeps a gateway address that the kernel removes together with a replaced one of the same subnet", func() {
+		w.Host.IP("link add name br type bridge", "addr add 10.1.0.254/24 dev br", "addr add 10.1.0.1/24 dev br")
+		w.Host.SetSysctl("net/ipv4/conf/all/promote_secondaries", "0")
+		w.Host.SetSysctl("net/ipv4/conf/br/promote_secondaries", "0")
+		w.Attach("one", l3(Object{"isGateway": true, "forceAddress": true}), "10.1.0.2/24", "10.2.0.2/24")
+		Expect(Show(w.Host, "br").Addrs()).To(ConsistOf("10.1.0.1/24", "10.2.0.1/24"))
+	})
+
 	It("uses an existing bridge as it is, and says what contradicts", func() {
 		IP(w.Host, "link add name br address 02:00:00:00:00:09 mtu 1400 type bridge forward_delay 0 ageing_time 1234")
 		before := Show(w.Host, "br")

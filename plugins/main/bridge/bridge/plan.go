@@ -84,7 +84,7 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 // duplicate is removed and added again, because the other host with the address may no longer exist.
 type gatewayPlan struct {
 	Remove    []netip.Prefix // addresses of the link that conflict with a gateway address, or are duplicates
-	Add       []netip.Prefix // gateway addresses that the link lacks, or that are duplicates
+	Add       []netip.Prefix // gateway addresses that the link lacks, are duplicates, or may go with a removed one
 	Usable    []netip.Prefix // IPv6 gateway addresses that the link has and that are not tentative
 	AwaitsDAD bool           // ADD waits for the new detection, because Add has a duplicate
 }
@@ -114,6 +114,14 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 					"%[1]q already has an IP address different from %[2]s", link, missing[i], h.Prefix)
 		}
 		p.Remove = append(p.Remove, h.Prefix)
+	}
+	// With the first IPv4 address of a subnet, the kernel removes the others, unless promote_secondaries is set.
+	if slices.ContainsFunc(p.Remove, func(r netip.Prefix) bool { return r.Addr().Is4() }) {
+		for _, gw := range want {
+			if gw.Addr().Is4() && !slices.Contains(p.Add, gw) {
+				p.Add = append(p.Add, gw)
+			}
+		}
 	}
 	return p, nil
 }
