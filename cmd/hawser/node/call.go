@@ -81,10 +81,9 @@ func (n *Node) Reapply(ctx context.Context, c Call) error {
 	return n.runInProcess(ctx, c, skel.Env{Reapply: true})
 }
 
-// FirstDrift returns the drift of the list's first plugin if c, a call of a chained plugin, must wait until that drift
-// is repaired, and nil otherwise. c must wait while the container's interface is incomplete and the host has no route
-// to the container through the container's links. Without such a route, CHECK of c would mistake the uplink for the
-// container's link.
+// FirstDrift returns the error of CHECK of the list's first plugin if c must wait until that error is repaired, and nil
+// otherwise. Only calls of chained plugins wait, and only while the host's routes to the container do not go through
+// its host end or the host end's master, because CHECK of c would then mistake the uplink for the container's link.
 func (n *Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.Attachment.HostEnd())

@@ -94,8 +94,8 @@ type Attachment struct {
 	Netns    string `json:"netnsPath,omitempty"`
 	Cached   `json:"-"`
 	Holdings []cni.Holding `json:"holdings"`
-	// Reference is true if no plugin of Hawser created the interface. It is false for loopback, which leaves no trace
-	// of the plugin that configured it, and for interfaces of other projects' plugins.
+	// Reference is true if reference plugins created the interface, as far as the holdings and the list show. It is
+	// false for loopback, which leaves no trace of its plugin, and for interfaces of other projects' plugins.
 	Reference bool      `json:"reference,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
 	// isUnpinned is true if the path of the namespace no longer exists, but processes still use the namespace.
@@ -140,7 +140,7 @@ func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error)
 		}
 		return all[key]
 	}
-	full := map[cni.Attachment]cni.Attachment{} // by the names in the mark, which can be incomplete
+	full := map[cni.Attachment]cni.Attachment{} // attachments by the names in their marks, which can be shortened
 	for _, a := range cached {
 		full[a.Marked()] = a.Attachment
 	}
@@ -149,7 +149,7 @@ func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error)
 			full[marked] = h.Attachment
 		}
 	}
-	for _, a := range cached { // an incomplete interface can be another one's name
+	for _, a := range cached { // shortened names can be the full names of another attachment
 		delete(full, a.Attachment)
 	}
 	var incomplete []cni.Holding
@@ -275,8 +275,8 @@ func (a *Attachment) findOrphan(isRemembered bool) {
 	}
 }
 
-// openNetns opens a container's namespace. The error matches ns.ErrNotExist also if path is of a process of the host,
-// which has got the ID of the container's process.
+// openNetns opens a container's namespace. The error also matches ns.ErrNotExist if a path in /proc leads to the host's
+// namespace, because the container's process has ended and its ID now belongs to a process of the host.
 func openNetns(path string) (*ns.NS, error) {
 	netns, err := ns.Open(path)
 	if err != nil || !strings.HasPrefix(path, "/proc/") {

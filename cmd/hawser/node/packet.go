@@ -79,8 +79,8 @@ type value struct {
 const (
 	ctEstablished = 1 << 1
 	ctNew         = 1 << 3
-	ctTranslated  = 3 << 30 // SNAT and DNAT of iptables' match conntrack, moved to bits without a state in nftables
-	ctDNAT        = 1 << 31 // the DNAT of these
+	ctTranslated  = 3 << 30 // SNAT and DNAT, which only iptables treats as states, in bits that nftables does not use
+	ctDNAT        = 1 << 31 // the DNAT bit of ctTranslated
 	statusDNAT    = 1 << 5  // IPS_DST_NAT
 )
 
@@ -250,7 +250,7 @@ func (b *BaseChain) Decide(p *Packet) Decision {
 func (b *BaseChain) IsMarked() bool { return b.Hook == "forward" && b.Priority >= 0 }
 
 // decide evaluates the rules of one chain. It returns the share of packets that they accept, and the rule that drops
-// the others, or nil. The share includes packets that may return from the chain before that rule.
+// all others, or nil. If there is such a rule, the share also includes packets that may return before it.
 func (b *BaseChain) decide(chain string, p *Packet) (accepted match, dropRule *RuleSummary) {
 	if b.isPartial && chain != b.Name {
 		return unknown, nil

@@ -183,7 +183,7 @@ func (r *ruleReader) lookUp(data []byte) {
 	c.isInverted = nlattr.GetNumber(data, unix.NFTA_LOOKUP_FLAGS) != 0
 	r.isPending = false
 	if !isMap || c.field == otherField {
-		r.Accepts = r.Accepts || isMap
+		r.Accepts = r.Accepts || isMap // an element of a map that is not evaluated may accept packets
 		r.conditions = append(r.conditions, c)
 		return
 	}
@@ -320,8 +320,8 @@ func (r *ruleReader) readExtension(name string, info []byte) {
 func stateCondition(bits uint32, isInverted bool) condition {
 	const states, translated = 0xf, 3 << 6 // XT_CONNTRACK_STATE_SNAT and _DNAT
 	bits = bits&states | bits&translated<<24
-	isNoBit := value{mask: bits} // matches a state in which all of these bits are 0
-	return condition{field: ctState, isInverted: !isInverted, values: []value{isNoBit}}
+	none := value{mask: bits} // all of these bits are 0, so the inverted condition is that one of them is set
+	return condition{field: ctState, isInverted: !isInverted, values: []value{none}}
 }
 
 func readLegacyRule(r ipt.Rule, number int, isChain func(string) bool) RuleSummary {

@@ -362,10 +362,10 @@ func (s *Survey) classifyRecorded(a *Attachment) (garbage, kept string) {
 	return "its network namespace no longer exists", ""
 }
 
-// classifyUnrecorded decides about an attachment whose path and addresses are in no namespace, and whose namespace no
-// plugin recorded, for example because the reference plugins created it. The container may have changed its addresses,
-// so another namespace may be its own. That does not matter if the interface had a host end, because a host end is
-// removed together with its peer.
+// classifyUnrecorded decides about an attachment whose namespace is unknown: its path leads to none, none has its
+// addresses, and no plugin recorded one, for example because reference plugins created the attachment. The container
+// may have changed its addresses, so any namespace may be its own. That is impossible if the interface had a host end:
+// the host end no longer exists here, and it is only removed together with its peer.
 func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
 	if a.HostEnd() == "" && !slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.IsOfEarlierBoot }) {
 		other, err := s.unclaimedNetns(a)

@@ -103,7 +103,7 @@ type facts struct {
 	guardedLinks []string // links from which portmap's guard protects 127.0.0.0/8
 	problems     []error  // facts that could not be read
 	// isUnread is true if lists or attachments could not be read completely, and noRules if rules could not. In these
-	// cases, a missing list, attachment or rule may exist.
+	// cases, more lists, attachments or rules may exist than those that were read.
 	isUnread, noRules bool
 	found             []*finding
 }

@@ -192,8 +192,8 @@ func overlaps(f *facts) {
 }
 
 // findOtherRoutes finds routes of the host to addresses of the range that do not use the list's own bridge. It finds
-// nothing for a list whose containers are in a network of the host or of another machine, such as one of macvlan or of
-// a bridge without gateway, because a route through another interface is correct.
+// nothing if the host is not the containers' router, as with macvlan or a bridge without gateway. Their network is also
+// the host's or another machine's, so a route through another interface is correct.
 func (f *facts) findOtherRoutes(list node.List, r ranges.Range) {
 	bridge, hasOwn := ownBridge(list)
 	for _, l := range f.links {

@@ -18,9 +18,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// notReady finds plugins whose STATUS fails, so that each ADD would fail. It runs Hawser's STATUS in this process. If a
-// reference plugin is installed, only a kernel without the plugin's kind of interface is reported, and a DHCP daemon
-// that does not answer, because both plugins need the same.
+// notReady finds plugins whose STATUS fails, so that each ADD would fail. It runs Hawser's STATUS in this process. If
+// the reference plugin is installed, it only reports failures that also concern that plugin: a kernel without the
+// plugin's kind of interface, and a DHCP daemon that does not answer.
 func notReady(f *facts) {
 	seen := map[string]bool{}
 	for _, list := range f.lists {
@@ -125,9 +125,9 @@ func vlanUplinks(f *facts) {
 	}
 }
 
-// uplinksOf returns the ports by which a bridge may reach other machines: not the interfaces of virtual machines, and
-// pair ends only if they connect another bridge or have an administrator's name. needsNoUplink is true if the
-// containers need none, because they have no VLAN or the host has an interface in it.
+// uplinksOf returns the ports by which a bridge may reach other machines. It omits taps of virtual machines, dummies,
+// and pair ends with a name that plugins choose, unless the other end is also a port on the host. needsNoUplink is true
+// if the containers need none, because they have no VLAN or the host has an interface in it.
 func uplinksOf(links []rtnl.Link, bridge rtnl.Link, vlan int) (uplinks []string, needsNoUplink bool) {
 	needsNoUplink = vlan == 0
 	for _, l := range links {

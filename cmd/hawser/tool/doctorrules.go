@@ -52,7 +52,8 @@ func isFirewalld(b *node.BaseChain) bool {
 	return strings.HasSuffix(b.Table, " firewalld") || slices.ContainsFunc(b.Rules, isZones)
 }
 
-// findDrop adds a finding if a chain drops packets of a list's containers, and reports whether it has added one.
+// findDrop adds a finding if a chain drops packets of a list's containers, and reports whether it has added one. It
+// reports a rule with conditions only if the rule certainly drops all packets, and other drops only in forward chains.
 func (f *facts) findDrop(d *node.BaseChain, list node.List) bool {
 	var dropped []*node.Packet
 	var worst node.Decision

@@ -216,7 +216,7 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 			packet.Range = netip.PrefixFrom(addr, addr.BitLen())
 			packets = append(packets, &packet)
 			routed[addr.Is4()] = routed[addr.Is4()] || !isForeign
-			// The route of a link in a VRF is elsewhere, and a link with a link-local gateway needs none.
+			// The routes of a link in a VRF are in another table. A link with a link-local IPv6 gateway needs no route.
 			if own := p.Links; !isForeign && addr.Is4() && len(own) == 1 && links[own[0].Name].Master == "" {
 				errs = append(errs, e.findRoute(addr, own[0]))
 			}
@@ -275,8 +275,8 @@ func (e *explanation) packetOf(a *node.Attachment, list node.List, links map[str
 	return p
 }
 
-// addChain adds a chain that some of the packets pass, and the reason why it drops them. A connection to a container
-// is only considered if the question is about a port, or if a rule names the container.
+// addChain adds a chain that some of the packets pass, and the reason why it drops them. A new connection to a
+// container is only considered if the query is a host port, or if a rule with conditions drops its packets.
 func (e *explanation) addChain(b *node.BaseChain, packets []*node.Packet) {
 	isPassed := false
 	var verdict, why string

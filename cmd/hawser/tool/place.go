@@ -132,8 +132,8 @@ func (p *pluginDir) inspect(name string) (file, error) {
 	return f, err
 }
 
-// hasTool reports whether the tool's file is Hawser's. After a repair that was killed, the tool's file is Hawser's
-// although the files of other names may not be.
+// hasTool reports whether the tool's file is Hawser's. A repair that was killed may have replaced the tool's file only,
+// while other names are still links to the damaged file.
 func (p *pluginDir) hasTool() bool {
 	f, err := inspect(p.path(toolName), toolName, p.files)
 	return err == nil && f.kind == ours

@@ -94,7 +94,7 @@ func (p *repairer) pass(ctx context.Context, query string) ([]repair, error) {
 	jobs, err := p.jobs(ctx, query)
 	errs, repairs := []error{err}, []repair{}
 	p.restore(ctx, jobs)
-	for _, isFirst := range []bool{true, false} { // first portmap, then all other jobs and delayed portmap jobs
+	for _, isFirst := range []bool{true, false} { // first portmap, then all others and portmap jobs that waited
 		for _, j := range jobs {
 			if !j.isDone && (!isFirst || j.call.Is("portmap")) {
 				p.repair(ctx, j, isFirst)

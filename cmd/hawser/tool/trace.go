@@ -226,8 +226,8 @@ var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP
 	"icmp": unix.IPPROTO_ICMP, "icmpv6": unix.IPPROTO_ICMPV6}
 
 // tracePackets marks packets that match one of the rules, at most 20 per second and rule, at the beginning of
-// prerouting and output. It passes each step of these packets through all rules of the network namespace to handle,
-// until handle returns false or ctx ends. The kernel deletes the marking rules with the socket (nft.AddTemporary).
+// prerouting and output. It calls handle for each step of these packets, in all tables of the network namespace, until
+// handle returns false or ctx ends. The kernel deletes the marking rules with the socket (nft.AddTemporary).
 func tracePackets(ctx context.Context, rules []nft.Rule, handle func(traceStep) (more bool)) error {
 	const priority = -450 // before all other chains: raw is -300
 	const rate = 20       // packets per second

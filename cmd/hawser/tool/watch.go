@@ -73,10 +73,10 @@ func (b *backoff) next(limit time.Duration) time.Duration {
 	return b.pause
 }
 
-// schedule determines the time of the next pass. A pass follows a deletion after a pause. Repairs also delete rules,
-// and so do plugins when containers end. Therefore, the pause grows while each pass is followed by another deletion,
-// which limits the load that other programs can cause. The limit of addDeletion keeps the pause short for deletions
-// that no plugin makes.
+// schedule determines the time of the next pass. A pass follows a deletion after a pause. Many deletions need no pass:
+// repairs delete rules, and so do plugins when containers end. Therefore, the pause grows as long as another deletion
+// follows each pass, so that frequent deletions cause only a limited load. For deletions that no plugin makes, the
+// limit of addDeletion keeps the pause short.
 type schedule struct {
 	every     time.Duration // longest time between two passes
 	backoff   backoff       // between a deletion and the pass

@@ -168,7 +168,7 @@ func stateOf(f skel.Failure, attached []*node.Attachment) string {
 }
 
 // cause selects failures by code, plugin and message, and has the advice for them. In the advice, FILE is the file of
-// the network list. OBJECT is the object that the message names first; without one, the command with it is omitted.
+// the network list, and OBJECT is the first object in the message. Without one, hawser explain OBJECT is omitted.
 type cause struct {
 	code         uint
 	plugin, text string // text is part of the message; empty = any plugin, or any message
