@@ -47,8 +47,8 @@ func (a Attachment) Owns(mark string) bool {
 	return hash == a.Hash()
 }
 
-// NetworkHash returns a number for a network, for kernel objects that have no room for a mark. It is never 0, and less
-// than 2^31, because ip(8) does not accept a larger group.
+// NetworkHash returns the link group that identifies a network until a link has its mark, because the kernel does not
+// accept an alias for a new link. It is not 0, the default group, and is less than 2^31, the limit of ip(8) for a group.
 func NetworkHash(network string) uint32 {
 	sum := sha512.Sum512([]byte(network))
 	return binary.BigEndian.Uint32(sum[:])&0x7fffffff | 1
@@ -138,8 +138,8 @@ func ValidName(s string) bool {
 }
 
 // ValidIfName reports whether s is a valid name of an interface: 1 to 15 bytes of UTF-8 without slash, colon, percent
-// sign or white space. A percent sign would make it a pattern for the kernel, and a result can only contain UTF-8.
-// Names of other directories in /proc and /sys are not valid.
+// sign or white space. A percent sign would make it a pattern for the kernel, and a result can only contain UTF-8. The
+// names ".", "..", "all" and "default" are not valid, because they are other directories in /proc/sys/net/ipv4/conf.
 func ValidIfName(s string) bool {
 	switch s {
 	case "", ".", "..", "all", "default":

@@ -23,7 +23,8 @@ func DecodeResult(data []byte, version string) (*Result, error) {
 	return r, nil
 }
 
-// decodeResult is DecodeResult with a Problem for each invalid value.
+// decodeResult is DecodeResult with an error from which ProblemsOf returns a Problem for each invalid value. From
+// DecodeResult's own error, it returns one Problem for the whole result.
 func decodeResult(data []byte, version string) (*Result, error) {
 	var head struct {
 		CNIVersion string `json:"cniVersion"`

@@ -87,8 +87,8 @@ func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 	return e
 }
 
-// keyOfOffset returns the path of the value that begins or ends at an offset of the document. (The path in the
-// decoder's error lacks the indexes of lists.)
+// keyOfOffset returns the path of the value with an offset as in WalkValues, which is also the offset in a decoder's
+// error. (The path in that error lacks the indexes of lists.)
 func keyOfOffset(doc []byte, offset int64) (key string) {
 	WalkValues(doc, func(path []string, o int64) bool {
 		if o == offset {
@@ -99,9 +99,9 @@ func keyOfOffset(doc []byte, offset int64) (key string) {
 	return key
 }
 
-// WalkValues calls visit for each value of a JSON document, in order, until visit returns false. path has the keys and
-// indexes that lead to the value, such as "ipam", "ranges", "[0]", for JoinKeys. visit must not keep it. offset is the
-// end of the value or, for an object or a list, the beginning.
+// WalkValues calls visit for each value of a document, which must be valid JSON, in order, until visit returns false.
+// path has the keys and indexes that lead to the value, such as "ipam", "ranges", "[0]", for JoinKeys. visit must not
+// keep it. offset is the end of the value or, for an object or a list, the end of its opening bracket.
 func WalkValues(doc []byte, visit func(path []string, offset int64) bool) {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	var walk func(path []string) bool

@@ -89,6 +89,7 @@ func AsError(err error) *Error {
 		return e
 	}
 	out := &Error{Code: cmp.Or(e.Code, CodeInternal), Msg: err.Error(), cause: err, isQuoted: quotes(err)}
+	// e.Error() ends in the details, and so does err.Error() if err only adds text before it.
 	if msg, ok := strings.CutSuffix(out.Msg, ": "+e.Details); ok && e.Details != "" {
 		out.Msg, out.Details = msg, e.Details
 	}
@@ -131,8 +132,8 @@ func DecodeError(data []byte) (e *Error, ok bool) {
 	return e, w.Code != 0 || w.Msg != ""
 }
 
-// Transient reports whether the kernel lacked memory, buffers, descriptors or time. DEL treats most other errors as
-// final. After a transient one, it fails, so that the runtime repeats it.
+// Transient reports whether err means that the kernel lacked memory, buffers, descriptors or time. DEL fails after such
+// an error, so that the runtime repeats it. After most other errors DEL continues, because a repetition would not help.
 func Transient(err error) bool {
 	transient := []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN,
 		syscall.ETIMEDOUT}

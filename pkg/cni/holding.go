@@ -38,7 +38,7 @@ const (
 	HeldDevice     HoldingKind = "device"     // device of the host that is in the container
 	HeldPort       HoldingKind = "host port"  // with its target
 	HeldMasquerade HoldingKind = "masquerade" // masquerading of an address
-	HeldAccept     HoldingKind = "firewall"   // addresses and the policy of their network
+	HeldAccept     HoldingKind = "firewall"   // accepted addresses, with the backend and the policy
 	HeldMAC        HoldingKind = "MAC check"  // of the frames that enter a bridge port
 	HeldLimit      HoldingKind = "limit"      // bandwidth limit
 	HeldRouting    HoldingKind = "routing"    // tables and rules, a VRF
@@ -48,7 +48,8 @@ const (
 // BelongsTo reports whether the holding belongs to a network, or its network is not recorded.
 func (h Holding) BelongsTo(network string) bool { return h.Network == "" || h.IsOn(network) }
 
-// IsOn reports whether the attachment, which may be of ParseMark, is on a network.
+// IsOn reports whether the attachment is on a network. It also accepts a result of ParseMark, in which a long network
+// name is shortened.
 func (a Attachment) IsOn(network string) bool {
 	return a.Network == network || a.Network == networkLabel(network)
 }

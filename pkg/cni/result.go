@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Result describes what ADD created (specification, section 5), in the form of any version.
+// Result describes what ADD created (specification, section 5), in the form of the newest version.
 type Result struct {
 	Interfaces []Interface
 	IPs        []IP

@@ -44,6 +44,7 @@ type wire01 struct {
 	DNS        DNS     `json:"dns" help:"resolver settings for the container"`
 }
 
+// wireV4 is the address of one family, IPv4 or IPv6, with the routes of that family.
 type wireV4 struct {
 	IP      string      `json:"ip" help:"address/length" schema:"required format=prefix"`
 	Gateway string      `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`

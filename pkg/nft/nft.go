@@ -68,7 +68,7 @@ func (c *Conn) dial() error {
 	}
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // no groups: it only opens a socket
 	if err != nil {
-		ns.TakeDescriptor() // occupies the number of the closed socket, which the library may close again
+		ns.TakeDescriptor() // occupies the descriptor number that the library closed and may close again
 		return addUnsupportedIf(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
 	}
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
@@ -85,8 +85,8 @@ func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
 	return Owned{}.Update(ctx, c, change)
 }
 
-// Update is Conn.Update for changes of owned elements. In the same batch, it deletes chains of o.Chain that lose their
-// last reference, also by the deletion of another chain.
+// Update is Conn.Update for changes of owned elements. In the same batch, it deletes chains of o.Chain whose last
+// reference the batch deletes. This can be an element, or a rule of a chain that Update deletes for the same reason.
 func (o Owned) Update(ctx context.Context, c *Conn, change func(*Tx) error) error {
 	lock, err := statefile.LockFile(ctx, LockPath, 0o600)
 	if err != nil {

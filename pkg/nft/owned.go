@@ -18,7 +18,7 @@ type Item struct {
 	Set string
 	Element
 	Name  string // an address or a port, for errors
-	Owner string // for Restore: the owner's mark, if Comment is another text; empty if Comment is the mark
+	Owner string // for Restore: the owner's mark, if Comment is not a mark; otherwise empty
 }
 
 // Owned is a layout with the elements that attachments own in it. The comment of an element is its owner's mark.
@@ -34,8 +34,8 @@ type Owned struct {
 	FormerChains []string // chains of earlier layouts, which are deleted once FormerSets have no elements
 }
 
-// Live returns the items for which liveElements finds an element with a matching mark. Their data and comments are the
-// kernel's.
+// Live returns the items whose keys have an element with a matching mark, with the kernel's chain, data and comment. If
+// an element of a shared key belongs to another owner, the item's own entry replaces it, if that exists (share.go).
 func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]Item, error) {
 	live, err := o.liveElements(c, items)
 	var out []Item
@@ -49,8 +49,8 @@ func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]It
 	return out, err
 }
 
-// All returns all elements with a matching mark, entries in sets of owners last. Its cost grows with the number of
-// elements of all attachments.
+// All returns all elements with a matching mark. Entries in sets of owners (share.go) come last. Its cost grows with the
+// number of elements of all attachments.
 func (o Owned) All(c *Conn, matches func(mark string) bool) (out []Item, err error) {
 	sets, err := o.elementSets(c)
 	if err != nil {

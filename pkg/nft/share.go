@@ -127,8 +127,8 @@ func (o Owned) liveElements(c *Conn, items []Item) ([]*Element, error) {
 	return live, err
 }
 
-// splitShared divides items into own and shared. An item is in shared if another owner has an element of the same key,
-// which is in found or is an earlier item. firsts[i] is that element for shared[i]. All other items are in own.
+// splitShared divides items into own and shared. shared has the items whose key already has another owner's element:
+// one in found, or an earlier item of own. firsts[i] is that element for shared[i]. All other items are in own.
 func splitShared(items []Item, found map[string]Element) (own, shared, firsts []Item) {
 	elements := map[string]Item{} // by set and key
 	for _, it := range items {

@@ -20,7 +20,7 @@ import (
 type Tx struct {
 	*Conn
 	LayoutStaged bool // true if Ensure staged a missing part of the owned layout
-	// Prevailing lists the elements that Put kept for shared keys although the new owner's item goes to another chain.
+	// Prevailing lists elements of shared keys that Put kept, and that go to another chain than the new owner's items.
 	Prevailing []Item
 
 	msgs          []message
@@ -119,7 +119,7 @@ func (tx *Tx) EnsureLayout(l Layout) error {
 			return err
 		}
 		if len(live) > 0 && missingRule(want, live) == len(want) {
-			continue
+			continue // any live rule also shows that the chain exists
 		}
 		existing, err := tx.Chain(l.Table, chain.Name)
 		if err != nil {
@@ -255,7 +255,7 @@ type Removal struct {
 	Table Table
 	Chain string              // the chain with the rules; empty = all chains of the table
 	Rule  func(LiveRule) bool // reports whether a rule is selected
-	Drop  []string            // chains to delete; if none exists, no rule is deleted. Empty = only delete rules
+	Drop  []string            // chains to delete; if none of them exists, rules also stay. Empty = delete only rules
 }
 
 // Remove deletes the rules and the chains. If there are none, it does not take the lock.
@@ -267,7 +267,8 @@ func (r Removal) Remove(ctx context.Context, c *Conn) error {
 	return c.Update(ctx, r.Stage)
 }
 
-// Stage stages the deletion of the rules, and of the chains to which no other rule jumps.
+// Stage stages the deletion of the rules, and of the chains in Drop to which no other rule of r.Chain jumps. The batch
+// fails if a rule of another chain, which stays, also jumps to one of them.
 func (r Removal) Stage(tx *Tx) error {
 	var chains []string
 	for _, name := range r.Drop {

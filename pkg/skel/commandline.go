@@ -188,7 +188,7 @@ func (c *checker) checkEntry(path string, data []byte, first bool) {
 // with that name in CNI_PATH is the running program.
 func (c *checker) isThisPlugin(name string) bool {
 	if name == c.plugin.Name || !cni.IsPlugin(name, c.plugin.Name) {
-		return name == c.plugin.Name
+		return name == c.plugin.Name // the exact name, or no match
 	}
 	if name == c.env.Called {
 		return true

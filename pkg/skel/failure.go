@@ -51,6 +51,7 @@ func (f Failure) Hash() string {
 	return cni.Digest(strings.Join([]string{f.Attachment().Hash(), f.Plugin, f.Command}, " "), 16)
 }
 
+// Plausible implements statefile.Record.
 func (f Failure) Plausible() bool { return f.Plugin != "" && f.Command != "" && f.Count > 0 }
 
 // Failures returns the store of the records in dir, usually FailureDir.

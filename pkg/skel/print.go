@@ -52,7 +52,7 @@ func (f timedFile) Read(p []byte) (int, error) {
 		switch n, err := unix.Poll(fds, int(max(0, time.Until(f.deadline).Milliseconds()))); {
 		case n == 0 && err == nil:
 			return 0, os.ErrDeadlineExceeded
-		case !errors.Is(err, unix.EINTR):
+		case !errors.Is(err, unix.EINTR): // readable, or Poll failed: Read returns data or an error
 			return f.File.Read(p)
 		}
 	}

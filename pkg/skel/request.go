@@ -77,8 +77,8 @@ func (r *Request) OnFail(what string, do func(context.Context) error) {
 	r.undos = append(r.undos, undo{what: what, do: do})
 }
 
-// CatchSignals makes signals end the context instead of the process. OnFail calls it. An ADD that registers an undo
-// after the effect, as for a pair or a record, must call CatchSignals before the effect.
+// CatchSignals makes signals end the context instead of the process. OnFail calls it. ADD must call it before an effect
+// whose undo it registers only afterwards, such as the creation of a pair of links.
 func (r *Request) CatchSignals() {
 	if r.notify != nil {
 		r.notify()

@@ -80,6 +80,7 @@ func (c *call) startTrace() *trace {
 		r = remoteSpan{traceID: newID() + newID(), flags: sampled}
 	}
 	c.trace = &trace{remoteSpan: r}
+	// Without a caller's span, spanID is empty, and the span of the call has no parent.
 	c.trace.parent = c.trace.begin(&span{id: r.spanID}, c.plugin.Name+" "+c.vars["CNI_COMMAND"], c.start)
 	return c.trace
 }
