@@ -48,7 +48,7 @@ func (a Attachment) Owns(mark string) bool {
 }
 
 // NetworkHash returns the link group that identifies a network until a link has its mark, because the kernel does not
-// accept an alias for a new link. It is not 0, the default group, and is less than 2^31, the limit of ip(8) for a group.
+// accept an alias for a new link. It is not 0, the default group, and less than 2^31, the limit of ip(8) for a group.
 func NetworkHash(network string) uint32 {
 	sum := sha512.Sum512([]byte(network))
 	return binary.BigEndian.Uint32(sum[:])&0x7fffffff | 1

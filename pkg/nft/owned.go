@@ -49,8 +49,8 @@ func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]It
 	return out, err
 }
 
-// All returns all elements with a matching mark. Entries in sets of owners (share.go) come last. Its cost grows with the
-// number of elements of all attachments.
+// All returns all elements with a matching mark. Entries in sets of owners (share.go) come last. The cost grows with
+// the number of elements of all attachments.
 func (o Owned) All(c *Conn, matches func(mark string) bool) (out []Item, err error) {
 	sets, err := o.elementSets(c)
 	if err != nil {
