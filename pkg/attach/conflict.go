@@ -57,10 +57,11 @@ func (c *Call) RefuseNeighbors(res *cni.Result, link rtnl.Link) error {
 	return nil
 }
 
-// RefuseGateway is RefuseUsedAddress for a new gateway address. links are the bridge and, if there is one, the VLAN
-// gateway. With the address, the host gets a route to its subnet, which takes precedence over routes to larger subnets.
-// The address is therefore also refused if it is in a larger subnet of another bridge that has containers of another
-// network.
+// RefuseGateway returns code 103 if a live container of another network has the new gateway address. links, the bridge
+// and perhaps its VLAN gateway, are not checked. With the address, the host gets a route to the gateway's subnet, which
+// takes precedence over routes to larger subnets. If such a larger subnet contains the address, RefuseGateway therefore
+// also returns code 103 for a container with any address in the gateway's subnet or, behind a bridge or VLAN gateway,
+// with any address in the larger subnet.
 func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	routes, err := c.Host.RouteCopies()
 	if err != nil {

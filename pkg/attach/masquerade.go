@@ -22,7 +22,7 @@ type Masq struct {
 	Enabled bool
 	Family  nft.Family // 0 = both families
 	Backend ipt.Backend
-	Link    string // the host's interface where the container's packets arrive, or its VRF; empty = the host end's
+	Link    string // the host's interface where the container's packets arrive, or its VRF; empty = use the host end
 	masq.Special
 }
 
@@ -117,8 +117,9 @@ func (c *Call) Reapply(ctx context.Context, m Masq, master int, isGateway bool) 
 	return err
 }
 
-// Restore restores the masquerades of live pairs on nftables. It returns what was missing, by the attachment's mark. It
-// does not restore a masquerade whose host end is missing. parse returns the masquerade that a request configures.
+// Restore restores the masquerades of live pairs on nftables. For each attachment that lacked rules, the result has an
+// error that describes them, by the attachment's mark. parse returns the masquerade that a request configures. If that
+// masquerade has no Link, Restore skips an attachment without a marked host end.
 func Restore(ctx context.Context, all []*skel.Request,
 	parse func(host *rtnl.Conn, req *skel.Request) (Masq, error)) map[string]error {
 	nf, host := nft.New(), rtnl.Host()

@@ -192,11 +192,12 @@ func (c *Call) verifyMaster(r childRecord, l rtnl.Link) (err error) {
 		return fmt.Errorf("master: %w", err)
 	}
 	want, isSameKind := c.Master.Index, c.Master.Kind == cfg.New.Kind
-	if isSameKind && cfg.New.Kind != vlanKind { // the kernel creates a macvlan of a macvlan on the master of the latter
+	// l.Peer is the link below the child: the master or, if that is also a macvlan or ipvlan, the link below it, which
+	// may be in another namespace than the master.
+	if isSameKind && cfg.New.Kind != vlanKind {
 		want = c.Master.Peer
 	}
-	// PeerNS is -1 if the child's master is in the child's own namespace.
-	isWrongSide := !isSameKind && (l.PeerNS >= 0) == cfg.isMasterInside()
+	isWrongSide := !isSameKind && (l.PeerNS >= 0) == cfg.isMasterInside() // -1 = in the child's own namespace
 	if l.Peer != want || isWrongSide {
 		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", c.Req.IfName, c.Master.Name, want,
 			l.Peer)

@@ -169,8 +169,8 @@ func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 }
 
 // ListPairs lists host ends and the masquerades of their attachments. If ports is true, it lists the host ends that are
-// ports of a bridge, otherwise the other host ends. A masquerade without a host end does not show which plugin created
-// it, and is listed if ports is true. The same holds for masquerades of the reference plugins.
+// ports of a bridge, otherwise the other host ends. A masquerade without a host end, or of the reference plugins, does
+// not show which plugin created it. It is listed only if ports is true, so that no two plugins list it.
 func ListPairs(ctx context.Context, ports bool) ([]cni.Holding, error) {
 	host, nf := rtnl.Host(), nft.New()
 	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()

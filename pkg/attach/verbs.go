@@ -33,6 +33,7 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeR
 	for _, remove := range rules {
 		errs = append(errs, remove(lockCtx, nf, false))
 	}
+	// masq.Del reads only the elements of the Link and Addrs that ADD probably used, and all if one is missing there.
 	masquerade := masq.Config{
 		Attachment: req.Attachment, Link: cmp.Or(vlanGateway(req.PrevResult), bridge, pair.link.Name),
 		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
@@ -65,8 +66,8 @@ func vlanGateway(prev *cni.Result) string {
 //
 // The addresses are released after removeLink, and only if it reports that the interface no longer exists, because no
 // container may get an address to which another interface answers. An IPAM plugin that needs the interface is an
-// exception. It releases the addresses before removeLink, if flush has removed them from the interface. Without
-// CNI_NETNS, flush fails. In that case, the IPAM plugin runs before removeLink only if it removes the addresses itself.
+// exception: it runs before removeLink if flush has removed the addresses from the interface. If flush fails and there
+// is no CNI_NETNS, the IPAM plugin runs before removeLink only if it removes the addresses itself.
 func DelInterface(ctx context.Context, req *skel.Request, flush func() error, removeLink func() (bool, error)) error {
 	client := &ipam.Client{Req: req}
 	var errs []error
@@ -129,8 +130,9 @@ func (f *foundLink) delete() (isDeleted bool, err error) {
 	return err == nil, err
 }
 
-// flush removes the addresses from the container's interface. For Hawser's pair, it sets netplugin.EndingAlias first,
-// so that nothing is restored any more. A child keeps its mark.
+// flush removes the addresses from the container's interface. If the link is a host end, flush first gives the
+// container's interface netplugin.EndingAlias, so that nothing is restored any more. If the link is the container's
+// interface (of a child or of the reference plugin's pair), its alias stays.
 func (f *foundLink) flush() error {
 	if f.err != nil {
 		return f.err

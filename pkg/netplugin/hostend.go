@@ -99,9 +99,9 @@ func RefuseVLANGateway(host *rtnl.Conn, key string, l rtnl.Link) error {
 }
 
 // RefuseForeign returns code 103 if a link of the host is the host end of a container that another network plugin
-// attached. The other end of such a link is in another network namespace. The link is a port, or the host has a route
-// through it to a single address, which the other end has. If the host's router has that address, the link is an uplink
-// and is accepted.
+// attached. The other end of such a link is in another network namespace. In addition, either the link is a port, or
+// the host has a route through it to a single address of the other end. If the host's router has that address, the link
+// is an uplink and is accepted.
 func RefuseForeign(host *rtnl.Conn, key string, l rtnl.Link) error {
 	if !l.IsPairEnd() || l.PeerNS == -1 {
 		return nil

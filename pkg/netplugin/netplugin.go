@@ -103,8 +103,8 @@ func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
 	return statefile.LockByte(ctx, netnsLock, st.Ino, n.Path()) // each namespace has its own inode
 }
 
-// FindInterface finds the container's interface, ContEnd. It opens Cont unless Cont is open. It adds the MAC address to
-// NetnsID, which distinguishes namespaces on kernels without cookies.
+// FindInterface finds the container's interface, ContEnd. It opens Cont unless Cont is open. It adds the interface's
+// MAC address to NetnsID, because a kernel without namespace cookies can give a later namespace the same inode.
 func (c *Call) FindInterface() error {
 	if c.Cont == nil {
 		if err := c.OpenCont(); err != nil {

@@ -268,10 +268,10 @@ func (b *bridgeCall) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 }
 
 // ensureVLANGateway finds or creates the VLAN gateway: a veth pair called <bridge>.<vlan> whose other end is a port of
-// the bridge. Both ends are brought up last, so that a gateway that is down is incomplete, and is completed here. So is
-// a gateway whose other end is a port of no bridge, because its bridge was deleted and created again. A link of that
-// name that is not a pair of this host belongs to the administrator, and is only brought up. A bridge of that name is
-// refused if another network may have created it.
+// the bridge. It completes a gateway that is down, because both ends are brought up last, and a gateway whose other end
+// is a port of no bridge, because its bridge was deleted and created again. A link of that name that is not a pair of
+// this host belongs to the administrator, and is only brought up. A bridge of that name is refused if another network
+// may have created it.
 func (b *bridgeCall) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	name := b.cfg.gatewayName()
 	gw, err := b.call.Host.Link(name)
@@ -359,8 +359,9 @@ func (b *bridgeCall) completeVLANGateway(ctx context.Context, gw, end rtnl.Link)
 }
 
 // resolveMasq returns the configured masquerade with Link set to the interface on which the container's packets arrive,
-// or its VRF. With isGateway and vlan, that interface is the VLAN gateway. Without isGateway, it is the VLAN link on
-// the bridge through which the host routes to the container. Otherwise, and if that link is missing, it is the bridge.
+// or its VRF. With isGateway and vlan, that interface is the VLAN gateway. Without isGateway, it is the VLAN link or
+// VLAN gateway of the bridge through which the host routes to the container. Otherwise, and if that link is missing, it
+// is the bridge.
 func (c config) resolveMasq(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
 	if m = c.Masq; !m.Enabled {
 		return m, nil

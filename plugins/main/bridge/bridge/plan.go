@@ -84,7 +84,7 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 // duplicate is removed and added again, because the other host with the address may no longer exist.
 type gatewayPlan struct {
 	Remove    []netip.Prefix // addresses of the link that conflict with a gateway address, or are duplicates
-	Add       []netip.Prefix // gateway addresses that the link lacks, are duplicates, or may go with a removed one
+	Add       []netip.Prefix // missing gateway addresses, duplicates, and those that the kernel may remove with others
 	Usable    []netip.Prefix // IPv6 gateway addresses that the link has and that are not tentative
 	AwaitsDAD bool           // ADD waits for the new detection, because Add has a duplicate
 }

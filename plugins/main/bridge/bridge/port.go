@@ -79,8 +79,9 @@ func (b *bridgeCall) keepMTU(end *rtnl.Link) error {
 	return b.call.Host.SetLink(end.Index, rtnl.LinkChange{MTU: largest})
 }
 
-// raiseMTU raises the MTU of a bridge to MTUMin6 when an interface with at least this MTU becomes a port. Without it, a
-// first container with a smaller MTU would prevent IPv6 for all later containers on the bridge.
+// raiseMTU raises the MTU of a bridge to MTUMin6 when an interface with at least this MTU becomes a port. Otherwise, a
+// first container with a smaller MTU would prevent IPv6 for all later containers on the bridge. raiseMTU changes the
+// smaller ports, and the kernel then changes the bridge.
 func (b *bridgeCall) raiseMTU(mtu int) error {
 	if mtu < attach.MTUMin6 || b.bridge.MTU >= attach.MTUMin6 {
 		return nil

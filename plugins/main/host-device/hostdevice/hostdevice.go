@@ -87,7 +87,7 @@ func del(ctx context.Context, req *skel.Request) error {
 				err = c.moveBack(ctx, r, c.Cont)
 			}
 			if errors.Is(err, rtnl.ErrNoLink) {
-				err = c.records.Drop(ctx, req.Hash()) // a damaged record, which findRecord does not return
+				err = c.records.Drop(ctx, req.Hash()) // there is no device, but perhaps a damaged record
 			}
 			return err
 		})
@@ -192,12 +192,13 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 			continue
 		}
 		switch err := r.refuseHeld(c.Req.Attachment); {
-		case err == nil:
+		case err == nil: // the container no longer has the device
 		case isOwn || !isOnHost:
 			return l, err
 		case !l.IsHardware():
 			continue // the container has its device, so l is another one with the same name and MAC address
 		}
+		// No container has the device; refuseHeld may have failed for hardware, but l shows that it is on the host.
 		if err := c.moveBack(ctx, r, nil); err != nil {
 			return l, err
 		}

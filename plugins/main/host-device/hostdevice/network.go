@@ -149,8 +149,8 @@ func isRecreated(r rtnl.RouteCopy, addrs []rtnl.AddrCopy) bool {
 	return isLinkLocal || r.Table() == unix.RT_TABLE_LOCAL || r.IsAutomatic(addrs)
 }
 
-// planInside decides which routes and rules the container gets. It omits those that the container already has, because
-// DEL removes all that ADD added.
+// planInside decides which routes and rules the container gets, and which routes without a device in the tables of the
+// rules. It omits those that the container already has, because DEL would otherwise remove them.
 func (c call) planInside(n *network, l rtnl.Link) error {
 	rules, err := c.Cont.RuleCopies()
 	if err != nil {
@@ -275,7 +275,8 @@ func (n *network) addAddrs(conn *rtnl.Conn, link int, isHost, continueOnError bo
 	return errors.Join(errs...)
 }
 
-// waitAdvertised waits for the addresses from router advertisements. If the device has others, it only warns.
+// waitAdvertised waits for the addresses from router advertisements. If the wait fails, it returns code 11, or only
+// warns if the device has other addresses.
 func (n *network) waitAdvertised(ctx context.Context, s *attach.Call, link int) error {
 	if len(n.Advertised) == 0 {
 		return nil

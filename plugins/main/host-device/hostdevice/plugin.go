@@ -6,8 +6,9 @@
 // DEL brings the device home: back to the host, under its name, with its settings and network.
 //
 // A record describes the device as it is on the host. It is written before the device moves, because a moved device no
-// longer shows its name and settings on the host, and the kernel removes its addresses and routes. Only a bond or team
-// is left before, because that changes the settings. All calls that move a device hold the lock of the records.
+// longer shows its name and settings on the host, and the kernel removes its addresses and routes. A port of a bond or
+// team leaves it before that, because leaving changes the settings. All calls that move a device hold the lock of the
+// records.
 //
 // README.md lists every key of the configuration.
 package hostdevice

@@ -26,6 +26,7 @@ func (c call) findReference() (*record, error) {
 	var w wireConfig
 	_ = c.Req.Decode(&w)
 	d, _ := w.device()
+	// The record has no NetnsPath, so that moveBack restores only the name.
 	r := &record{Attachment: c.Req.Attachment, Link: c.ContEnd, PCI: c.ContEnd.Parent}
 	r.Link.Name, r.Link.Alias, r.Link.Up = c.ContEnd.Alias, "", false
 	i, _ := c.Req.PrevResult.ContainerInterface(c.Req.IfName)
