@@ -72,9 +72,9 @@ var (
 	cniVersions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 )
 
-// data has the templates and the citations: a line for each, old versions first. Its fields are the case, the first
-// version with this text, the level ("-" if that version dropped the statement), the section, and the text word for
-// word, with " ... " for omissions.
+// data has the templates and citations.tsv, which has a line for each citation, old versions first. The fields of a
+// line are the case, the first version with this text, the level ("-" if that version dropped the statement), the
+// section, and the text word for word, with " ... " for omissions.
 //
 //go:embed citations.tsv *.tmpl
 var data embed.FS

@@ -68,7 +68,8 @@ func addSandbox(w *world) {
 	w.expect(slices.ContainsFunc(own, isIn), "the result's interfaces have no %s in sandbox %s", a.ifName, a.netns)
 }
 
-// reported returns the link, if it exists, of an interface of a result. known is false in another container's sandbox.
+// reported returns the link of an interface of a result, or nil if it does not exist. known is false if the interface
+// is in another container's sandbox.
 func (w *world) reported(a *attachment, i object) (link object, known bool) {
 	if place, known := map[any]*attachment{nil: {}, "": {}, a.netns: a}[i["sandbox"]]; known {
 		return w.link(place, text(i, "name")), true
@@ -98,7 +99,7 @@ func addAddressesExist(w *world) {
 	interfaces := list(a.result, "interfaces")
 	for _, ip := range list(a.result, "ips") {
 		index, ok := ip["interface"].(float64)
-		if !ok || index < 0 || index >= float64(len(interfaces)) { // add/format fails
+		if !ok || index < 0 || index >= float64(len(interfaces)) { // the case add/format reports it
 			continue
 		}
 		if l, known := w.reported(a, interfaces[int(index)]); known {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// changed returns a case in which a call passes a test after an event: succeeds or fails. CHECK must succeed before it.
+// changed returns a case about a call after an event. test is succeeds or fails. CHECK must succeed before the event.
 func changed(event event, test func(*world, string, *attachment, ...change) answer, command string) func(*world) {
 	return func(w *world) {
 		a := w.attach()

@@ -62,7 +62,7 @@ func cleansUpAfterKill(command string) func(*world) {
 	const kills = 8
 	return func(w *world) {
 		before, killed, took := w.warmHost(), 0, time.Duration(0)
-		for i := range kills + 1 { // the first call is not killed, the second one immediately
+		for i := range kills + 1 { // after is 0 for the first call, which is not killed, and 1 ns for the second one
 			a := w.newContainer()
 			if command == "DEL" {
 				w.add(a)

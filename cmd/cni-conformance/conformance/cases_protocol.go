@@ -69,7 +69,8 @@ func accepts(c change) func(*world) {
 	return func(w *world) { w.detach(w.attach(c), c) }
 }
 
-// refuses returns a case in which ADD fails only with each change. "../escaped" in a change must not become a file.
+// refuses returns a case in which ADD succeeds without a change and fails with each of the changes. "../escaped" in a
+// change must not become a file.
 func refuses(changes ...change) func(*world) {
 	return func(w *world) {
 		w.detach(w.attach())
@@ -81,7 +82,7 @@ func refuses(changes ...change) func(*world) {
 	}
 }
 
-// refusesWith returns a case in which ADD fails only with a change, and the error has this code.
+// refusesWith returns a case in which ADD succeeds without a change and fails with it, with this error code.
 func refusesWith(code float64, c change) func(*world) {
 	return func(w *world) {
 		w.detach(w.attach())
@@ -113,7 +114,7 @@ func errorVersion(w *world) {
 }
 
 func errorReserved(w *world) {
-	defined := []float64{0, 1, 2, 3, 4, 5, 6, 7, 11, 50, 51} // 0: error/object fails
+	defined := []float64{0, 1, 2, 3, 4, 5, 6, 7, 11, 50, 51} // 0: no code, which the case error/object reports
 	last := 0.0
 	for _, ans := range w.errors(raw("{"), unset("CNI_CONTAINERID"), keys(object{"cniVersion": "99.0.0"}),
 		set("CNI_NETNS", "/run/netns/none")) {

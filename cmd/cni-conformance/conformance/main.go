@@ -169,7 +169,7 @@ type report struct {
 	Suites []suite
 	Total  int
 	Abort  string            // why the run ended early
-	count  map[string]int    // cases of each status, and failed cases of each word
+	count  map[string]int    // cases of each status, and failed cases of each level
 	first  map[string]string // the first case with each problem
 }
 
@@ -209,13 +209,13 @@ func (r *report) add(c Case, o outcome) {
 	}
 }
 
-// Explain returns the citation, the problem, and up to calls of the last calls, as indented lines.
+// Explain returns the citation, the problem, and the last calls, as indented lines. calls limits the number of calls.
 func (r result) Explain(indent string, calls int) string {
 	text := fmt.Sprintf("CNI %s, %s: %q\n%s", r.Spec, r.Section, r.Text, r.problem(calls))
 	return indent + strings.ReplaceAll(text, "\n", "\n"+indent)
 }
 
-// problem returns the detail and up to calls of the last calls. It omits answers that are part of the detail.
+// problem returns the detail and the last calls, whose number calls limits. It omits answers that the detail contains.
 func (r result) problem(calls int) string {
 	text := r.Detail
 	for _, call := range r.Calls[max(0, len(r.Calls)-calls):] {

@@ -90,7 +90,7 @@ func (w *world) netState(netns string) (s snapshot) {
 	}
 	for _, family := range []string{"-4", "-6"} {
 		for _, r := range w.listing(netns, family, "-d", "route", "show", "table", "all") {
-			isByKernel := r["type"] != "unicast" || strings.HasPrefix(text(r, "dst"), "fe80:") // of an address
+			isByKernel := r["type"] != "unicast" || strings.HasPrefix(text(r, "dst"), "fe80:") // added with an address
 			r["gateway"] = strings.Join(gateways(r), " ")
 			if family == "-4" || !isByKernel {
 				add("route", r, "dst", "gateway", "dev", "table", "type")
@@ -105,7 +105,7 @@ func (w *world) netState(netns string) (s snapshot) {
 	return s
 }
 
-// gateways returns the gateways of a route: of each next hop, and of the family of the route or the other one.
+// gateways returns the gateways of a route and of its next hops. ip(8) lists a gateway of the other family under via.
 func gateways(route object) (all []string) {
 	for _, hop := range append(list(route, "nexthops"), route) {
 		via, _ := hop["via"].(object)

@@ -54,7 +54,7 @@ func load(o settings) (all []subject, err error) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	name, plugins := text(conf, "name"), list(conf, "plugins")
-	isIPAM := ipamType(conf) == o.plugin && text(conf, "type") != o.plugin // conf is its caller's
+	isIPAM := ipamType(conf) == o.plugin && text(conf, "type") != o.plugin // conf belongs to the plugin that calls it
 	o.Disabled = object{"CHECK": conf["disableCheck"], "GC": conf["disableGC"]}
 	switch {
 	case !regexp.MustCompile(`^[[:alnum:]][[:alnum:]_.-]*$`).MatchString(name):

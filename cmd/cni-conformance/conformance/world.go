@@ -146,7 +146,7 @@ func (w *world) removeContainer(a *attachment) {
 }
 
 // prepare returns the arguments for a valid call of a command: a new container for ADD, an attached one for DEL and
-// CHECK, and nil for STATUS and GC. The valid attachments of GC have an attached container.
+// CHECK, and nil for STATUS and GC. For GC, it attaches a container and adds a change that lists it as valid.
 func (w *world) prepare(command string, changes ...change) (*attachment, []change) {
 	switch command {
 	case "ADD":
@@ -172,7 +172,7 @@ func (w *world) probe() info {
 		}
 	}
 	w.Info.Spec = w.Spec
-	if len(w.Info.Supported) == 0 { // version/supported fails
+	if len(w.Info.Supported) == 0 { // the case version/supported reports it
 		w.Info.Supported = []string{w.Spec}
 	}
 	var problems []string
@@ -224,7 +224,7 @@ func (w *world) supported() []string {
 	for _, conf := range slices.Concat(w.Subject.Preceding, w.Subject.Plugins) {
 		for _, name := range []string{text(conf, "type"), ipamType(conf)} {
 			if _, err := find(w.path, name); err != nil {
-				continue // an IPAM subject is called by its name; some interface plugins need no program
+				continue // the interface plugin of an IPAM subject, or an ipam.type that is empty or needs no program
 			}
 			o, _ := decodeOne(w.call("VERSION", &attachment{plugin: clone(conf, object{"type": name})}).stdout)
 			own := anyList(o["supportedVersions"])

@@ -104,7 +104,7 @@ func (c *client) run(ctx context.Context) error {
 			return errors.Join(err, c.cleanUpOnce())
 		}
 		pause := min(c.progress.nextTick-sysctl.Uptime(), useInterval)
-		if !c.isReady() { // a slow server may answer the ADD at any time
+		if !c.isReady() { // only an exchange receives answers, and a slow server may answer the ADD at any time
 			pause = 0
 		}
 		previous := c.lastError
@@ -136,8 +136,8 @@ func (c *client) wait(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// exchange sends the message that is due and waits for answers, until the state is BOUND, for at most exchangeTime.
-// It also ends when the lease is lost, because the next exchange searches for uses of the namespace again.
+// exchange sends the messages that are due and waits for answers, until the state is BOUND, for at most exchangeTime.
+// It also ends when the lease is lost, because without a lease, checkUse no longer accepts an uncertain use.
 func (c *client) exchange(ctx context.Context) error {
 	l, err := c.openLink(true)
 	if err != nil {
@@ -168,7 +168,8 @@ func (c *client) exchange(ctx context.Context) error {
 	}
 }
 
-// openLink opens the interface. If mustBeUsed is true, it returns an error if nothing else uses the namespace.
+// openLink opens the interface. It returns an error if nothing else uses the namespace, unless mustBeUsed is false and
+// the namespace is already open.
 func (c *client) openLink(mustBeUsed bool) (l *link, err error) {
 	c.daemon.withThread(func() {
 		if mustBeUsed || c.ns == nil {
@@ -304,7 +305,7 @@ func (c *client) openNetns() error {
 		return nil
 	}
 	n, err := ns.Open(c.usePath)
-	if !isIdentified && isGone(err) { // it exists, because the main plugin has opened it
+	if !isIdentified && isGone(err) { // the main plugin has opened it, so only the daemon does not see it
 		err = fmt.Errorf("%w; the daemon must see it: in a pod, mount /run/netns with HostToContainer propagation, "+
 			"or start the daemon with -hostprefix", err)
 	}

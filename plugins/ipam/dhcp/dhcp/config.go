@@ -124,7 +124,7 @@ func parseConfig(conf []byte, args string) (*config, error) {
 	if cfg.DNS {
 		cfg.Request = append(cfg.Request, 6, 15, 119) // name servers, domain, search list
 	}
-	// RFC 3442 requires 121 before 3, but servers accept any order. slices.Sort would add more to the program.
+	// RFC 3442 requires 121 before 3, but servers accept any order. slices.Sort would make the program larger.
 	sort.Slice(cfg.Request, func(i, j int) bool { return cfg.Request[i] < cfg.Request[j] })
 	cfg.Request = slices.Compact(cfg.Request)
 	for i, p := range wire.IPAM.Provide {

@@ -119,7 +119,7 @@ func newCall(req *skel.Request) rpcCall {
 		StdinData: req.Conf}
 }
 
-// callDaemon calls a method of the daemon and returns its result. It fails when ctx ends.
+// callDaemon calls a method of the daemon and returns its result. It fails at the deadline of ctx.
 func callDaemon(ctx context.Context, socket, method string, c rpcCall) (*cni.Result, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", socket)

@@ -257,7 +257,7 @@ func (r *gobReader) typeID() int {
 			r.fail(fmt.Errorf("type %d is described twice or incompletely", -id))
 		}
 		r.types[-id] = t
-		if r.message.Len() > 0 { // in an interface value, the same buffer has the next message: skip its length
+		if r.message.Len() > 0 { // in an interface value, the next message follows in the same buffer: skip its length
 			r.uint()
 		}
 	}

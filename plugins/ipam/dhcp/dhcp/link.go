@@ -69,8 +69,8 @@ func (l *link) close() {
 	}
 }
 
-// bringUp waits until the interface passes packets. It brings the interface up if the main plugin does not do so within
-// patience. It waits because the main plugin disables duplicate address detection while the interface is still down.
+// bringUp waits until the interface passes packets. Usually the main plugin brings the interface up, after it has
+// disabled duplicate address detection. If that does not happen within patience, bringUp brings the interface up.
 func (l *link) bringUp(ctx context.Context) error {
 	const patience = 100 * time.Millisecond
 	waitCtx, cancel := context.WithTimeout(ctx, patience)

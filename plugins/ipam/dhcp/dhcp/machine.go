@@ -178,7 +178,7 @@ func (m *machine) releasePacket() *packet {
 	l := m.lease
 	id := m.id.ID
 	if provided := m.id.Provide[dhcpv4.OptionClientIdentifier.Code()]; provided != nil {
-		id = provided // the ID in a record can differ
+		id = provided // a record of an older daemon can have another ID
 	}
 	message := m.message(dhcpv4.MessageTypeRelease, dhcpv4.WithClientIP(l.ack.YourIPAddr),
 		dhcpv4.WithOptionCopied(l.ack, dhcpv4.OptionServerIdentifier),

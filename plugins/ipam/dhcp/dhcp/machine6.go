@@ -131,8 +131,8 @@ func (m *machine6) message(now time.Duration) *message6 {
 	return m6
 }
 
-// receiveAdvert processes a router advertisement. It prefers the router of the lease, which must be a default router.
-// It accepts another router only after three solicitations.
+// receiveAdvert processes a router advertisement. It prefers a default router, which must be the lease's router if
+// there is a lease. It accepts other routers only after three solicitations.
 func (m *machine6) receiveAdvert(now time.Duration, a *advert) {
 	const patience = 3
 	isPreferred := a.isDefault && (m.lease == nil || a.router == m.ra.Router)
@@ -262,7 +262,7 @@ func (m *machine6) acceptReply(now time.Duration, p *message6) {
 		l.DNS.Nameservers = append(l.DNS.Nameservers, ip.String())
 	}
 	l.DNS = mergeDNS(l.DNS, m.dns)
-	l.Refresh = max(l.Refresh, now) // the servers may have taken longer to answer
+	l.Refresh = max(l.Refresh, now) // it may have become due before the servers answered
 	m.lease = newLease6(l, now)
 	m.enterBound()
 }

@@ -22,7 +22,8 @@ type packet struct {
 	nextHop  netip.Addr // its MAC address is the destination; zero: broadcast
 }
 
-// portFilter accepts UDP packets from port 67 to port 68 that are not fragments. A packet begins with its IP header.
+// portFilter accepts UDP packets from port 67 to port 68, but only the first fragment of a fragmented one. A packet
+// begins with its IP header.
 var portFilter = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: 9, Size: 1},
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_UDP, SkipTrue: 6},

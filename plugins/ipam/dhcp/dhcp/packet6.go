@@ -293,7 +293,7 @@ func routerSolicit(mac net.HardwareAddr) []byte {
 }
 
 // isSolicitationFor reports whether a packet is a neighbor solicitation for an address. It returns false for
-// solicitations of duplicate address detection, whose source is unspecified.
+// solicitations of duplicate address detection, because parsePacket6 refuses their unspecified source.
 func isSolicitationFor(b []byte, linkLocal netip.Addr) bool {
 	protocol, _, m := parsePacket6(b)
 	return protocol == unix.IPPROTO_ICMPV6 && len(m) >= 24 && m[0] == neighborSolicitation &&
@@ -369,7 +369,8 @@ const (
 	allNodes   = "ff02::1"
 )
 
-// filter6 accepts DHCPv6 messages to a client, router advertisements and neighbor solicitations, without extensions.
+// filter6 accepts DHCPv6 messages to a client, router advertisements and neighbor solicitations, but no packets with
+// extension headers.
 var filter6 = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: 6, Size: 1},
 	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 3},

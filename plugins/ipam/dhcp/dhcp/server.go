@@ -150,7 +150,7 @@ func (d *daemon) restore() error {
 		c := d.newClient(*r)
 		c.progress.lease = c.record.decodeLease(c.record.ACK)
 		c.applied.Store(c.progress.lease)
-		if c.record.FormerRoutes != nil { // the former daemon may not have changed the interface
+		if c.record.FormerRoutes != nil { // the interface may still have the former lease (nil: none)
 			c.applied.Store(c.record.decodeLease(c.record.FormerACK))
 		}
 		close(c.ready)
@@ -162,7 +162,7 @@ func (d *daemon) restore() error {
 	return errors.Join(err, err6)
 }
 
-// handle reads a call, carries it out and writes the answer. It releases a new lease whose receipt is not confirmed.
+// handle reads a call, carries it out and writes the answer. Without the plugin's receipt, it releases a new lease.
 func (d *daemon) handle(conn *net.UnixConn) {
 	defer signal(d.fdClosed)
 	defer conn.Close()

@@ -272,7 +272,7 @@ func (c *call) verifyRedirect(direction string, end rtnl.Link, hook uint32, want
 		return drift(fmt.Sprintf("exempts %v, want %v", exempt, want.exempt))
 	case len(list) == 0:
 		return drift("redirects nothing")
-	case list[0].Target <= 0: // later filters get no packets
+	case list[0].Target <= 0: // only the first filter is compared, because it gets the packets before the others
 		return drift("redirects to no interface that exists")
 	case !list[0].All:
 		return drift("redirects only some packets")
@@ -320,8 +320,8 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	return append(all, inside...), errors.Join(err, filterErr, insideErr)
 }
 
-// limitText describes a limit in the form of tc(8). The rate is in bytes per second. The loop raises the unit while
-// that does not change the rate, or leaves at least four digits.
+// limitText describes a limit in the form of tc(8). The rate is in bytes per second. The loop goes to the next unit
+// if the division is exact or leaves at least four digits.
 func limitText(direction string, rate uint64, name string) string {
 	units := []string{"", "K", "M", "G", "T"}
 	for rate *= 8; len(units) > 1 && rate >= 1000 && (rate%1000 == 0 || rate >= 1000*1000); units = units[1:] {
@@ -330,7 +330,7 @@ func limitText(direction string, rate uint64, name string) string {
 	return fmt.Sprintf("%s rate %d%sbit dev %s", direction, rate, units[0], name)
 }
 
-// status returns an error if the kernel lacks a qdisc or a kind of link that the configured limits need.
+// status returns an error if the kernel lacks a qdisc or a kind of link that the configured limits need at a host end.
 func status(_ context.Context, _ *skel.Request, cfg config) error {
 	return netplugin.Status("", func(host *rtnl.Conn) error {
 		err := host.ProbeQdisc("tbf")
@@ -383,8 +383,8 @@ func (c *call) isInResult(l rtnl.Link) bool {
 	})
 }
 
-// isAbsent reports whether an error of findLink means that the link does not exist. Such errors have a code, unlike
-// errors of the kernel.
+// isAbsent reports whether an error of findLink means that the attachment has no such link: the link does not exist, is
+// not in prevResult, or belongs to another attachment. Such errors have a code, unlike errors of the kernel.
 func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
 // findLimited returns the link whose limits DEL removes: Hawser's host end by its mark, or another program's host end
@@ -400,7 +400,7 @@ func (c *call) findLimited() (rtnl.Link, error) {
 	}
 	end, err = c.findLink()
 	if isAbsent(err) {
-		return rtnl.Link{}, nil // the pair no longer exists
+		return rtnl.Link{}, nil
 	}
 	return end, err
 }

@@ -45,9 +45,9 @@ func (c *call) mayOwnIFB(l rtnl.Link) bool {
 	return c.ownsIFB(l) || (isUnmarked && slices.Contains(ifbNames(c.Req.Attachment), l.Name))
 }
 
-// limitsSent reports whether an IFB limits the packets that a host end sends. Only the second name is ambiguous. For
-// this name, the redirections decide. The second and the third name end in the beginning of the alias, whose other
-// parts can be shortened.
+// limitsSent reports whether an IFB limits the packets that a host end sends. An IFB with the third name does, and one
+// with the first name does not. An IFB with the second name does unless a link redirects received packets to it. The
+// alias begins with the digits of the second name. It can lack parts of the attachment, so ifbNames cannot be used.
 func (c *call) limitsSent(ifb rtnl.Link, links []rtnl.Link) bool {
 	digits, isFirstOrSecond := strings.CutPrefix(ifb.Name, "bwp")
 	redirects := func(l rtnl.Link) bool {
@@ -58,7 +58,8 @@ func (c *call) limitsSent(ifb rtnl.Link, links []rtnl.Link) bool {
 }
 
 // linkFilters returns the filters for the packets that a link sends and receives. A host end sends what the container
-// receives. So does a tap, because it sends to the program that has opened it. linkFilters is its own inverse.
+// receives. So does a tap, because it sends to the program that has opened it. linkFilters also converts back: for
+// limits{sent, received}, it returns the filters for ingress and egress.
 func (c *call) linkFilters(end rtnl.Link, l limits) (sent, received *filter) {
 	if c.isInside && end.Kind != "tun" {
 		return l.egress, l.ingress
@@ -106,7 +107,7 @@ func (c *call) readLimits(end rtnl.Link) (former limits, found bool, err error) 
 		}
 	}
 	found = found || len(hooks) == 1 || sent != nil || received != nil
-	former.ingress, former.egress = c.linkFilters(end, limits{sent, received}) // the inverse of linkFilters
+	former.ingress, former.egress = c.linkFilters(end, limits{sent, received}) // converts back
 	return former, found, nil
 }
 
@@ -171,7 +172,7 @@ func (c *call) addLimits(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) 
 	if len(ifbs) > 0 {
 		err = addQdisc(end.Index)
 	}
-	if errors.Is(err, unix.EEXIST) { // another program's qdisc, which removeLimits would mistake for ours
+	if errors.Is(err, unix.EEXIST) { // another program's qdisc: with our IFBs, removeLimits would treat it as ours
 		errs := []error{err}
 		for _, ifb := range ifbs {
 			errs = append(errs, c.conn.DelLink(ifb.Index))
@@ -274,8 +275,8 @@ func (c *call) addFilter(link int, f *filter) error {
 }
 
 // addIFB creates an IFB with its filter. No other attachment may use the name. The kernel ignores an alias in the
-// request that creates a link, so the group identifies the network until markIFB sets the alias. The group stays,
-// because a request that renames the link could fail after it has reset the group and before it has set the alias.
+// request that creates a link, so the group identifies the network until markIFB sets the alias. markIFB leaves the
+// group unchanged. Otherwise, its request could reset the group and then, before it sets the alias, fail to rename.
 func (c *call) addIFB(name string, mtu int, f *filter) (ifb rtnl.Link, err error) {
 	err = c.conn.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: f.mac,
 		Group: cni.NetworkHash(c.Req.Network)})
@@ -323,7 +324,7 @@ func (c *call) removeLimits(end rtnl.Link) error {
 			continue
 		}
 		isOwn := c.ownsIFB(l)
-		if !isOwn || end.Index == 0 { // the links that redirect to it show its owner, or the missing end
+		if !isOwn || end.Index == 0 { // the links that redirect to the IFB show its owner, or replace the zero Link
 			users, err := c.findUsers(l)
 			if err == nil && end.Index == 0 && len(users) > 0 { // an attachment's IFB has only one user
 				if end = users[0]; !isOwn {
@@ -340,7 +341,7 @@ func (c *call) removeLimits(end rtnl.Link) error {
 		ours, hasSecond = append(ours, l.Index), i == 1
 	}
 	errs = append(errs, c.removeFromLink(end.Index, ours...))
-	for _, index := range slices.Backward(ours) { // the third name before the second
+	for _, index := range slices.Backward(ours) { // the third name first, because a call ignores it without the second
 		errs = append(errs, c.conn.DelLink(index))
 	}
 	return errors.Join(errs...)

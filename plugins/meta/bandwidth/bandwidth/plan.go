@@ -59,9 +59,9 @@ func (cfg config) limits(mtu int) (l limits, err error) {
 	return l, problems.Err()
 }
 
-// withPeak returns the TBF with a peak rate of 10 Gbit/s. The bucket of the peak rate holds the bytes of a millisecond
-// at the TBF's rate, but at least one packet of the MTU. The kernel splits segments that are longer than the bucket, so
-// no packet waits behind a segment of 64 KiB. The TBF stays unchanged if the bucket would hold such a segment.
+// withPeak returns the TBF with a peak rate of 10 Gbit/s. The kernel splits segments that are longer than the bucket of
+// the peak rate, so no packet waits behind a segment of 64 KiB. The bucket has room for the bytes that the TBF's rate
+// sends in a millisecond, but at least for one packet of the MTU. If it had room for 64 KiB, the TBF stays unchanged.
 func withPeak(t rtnl.TBF, mtu int) rtnl.TBF {
 	const peak, largest = 1_250_000_000, 64 << 10 // bytes/s, bytes
 	if segment := max(t.Rate/1000, uint64(mtu+frameHeader)); segment < largest {

@@ -6,8 +6,8 @@
 // tc redirection sends them to an intermediate functional block (IFB), a link with another TBF. If the container's
 // interface has no host end (macvlan, for example), the limits are in the container, with the directions swapped.
 //
-// Exempt networks need filters in both directions, which only a clsact qdisc offers. In that case, both directions are
-// redirected, each to its own IFB.
+// A TBF cannot exempt networks, but the filters of a redirection can. With exempt networks, the packets that the link
+// sends are therefore also redirected, to a second IFB. This needs a clsact qdisc instead of an ingress qdisc.
 //
 // The alias of the host end and of the IFBs names the owner of a limit. Limits in a container have a record in
 // /run/hawser/bandwidth instead, because the container could change an alias.
