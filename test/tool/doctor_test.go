@@ -671,6 +671,17 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(found[1]).To(HaveField("What", HaveSuffix("portmap: its host ports are missing")))
 	})
 
+	It("finds disabled forwarding of all interfaces once", func() {
+		nstest.Build("ptp")
+		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+			{"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.88.0.0/24"}}]}`)
+		m.up(newPod("c1", "web-0"))
+		m.up(newPod("c2", "web-1"))
+		m.Cmd("sysctl", "-qw", "net.ipv4.ip_forward=0")
+		found := slices.DeleteFunc(m.finds(), func(f finding) bool { return f.ID != "forwarding-off" })
+		Expect(found).To(HaveExactElements(HaveField("What", HavePrefix("net.ipv4.ip_forward is 0"))))
+	})
+
 	It("knows the plugin that flannel calls", func() {
 		nstest.Need("iptables")
 		m := newMachine(nstest.Newest().Dir(), flannel)

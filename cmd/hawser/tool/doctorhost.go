@@ -95,6 +95,7 @@ func orphans(f *facts) {
 // forwardingOff finds disabled forwarding while containers need the host to route. ADD enables it.
 func forwardingOff(f *facts) {
 	disabled, seen := notForwarded(), map[string]bool{}
+	isOff := disabled[true] != "" // for all interfaces: ip_forward sets their forwarding too
 	for _, a := range f.attachments {
 		list := node.FindList(f.allLists, a.Network)
 		if a.Orphan != "" || !isRouted(list) {
@@ -103,7 +104,7 @@ func forwardingOff(f *facts) {
 		bridge, _ := ownBridge(list)
 		link := cmp.Or(bridge, node.FirstWord(a.HostEnd()))
 		path := "ipv4/conf/" + link + "/forwarding"
-		if disabled[true] == "" && !seen[link] && readSetting(path) == "0" {
+		if !isOff && !seen[link] && readSetting(path) == "0" {
 			key := sysctlName(path)
 			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a)).advise(key)
 		}
