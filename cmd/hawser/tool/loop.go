@@ -70,7 +70,7 @@ var errDeleted = errors.New("the directory was deleted, but is still mounted her
 type dirWatch struct {
 	dir    string
 	stat   unix.Stat_t
-	events *os.File
+	events *os.File // nil without a watch
 }
 
 // watchDir watches the directory at the path. It creates a missing directory.
@@ -88,6 +88,8 @@ func watchDir(dir string) (w dirWatch, err error) {
 		_, err = unix.InotifyAddWatch(fd, dir, watchedEvents|unix.IN_ONLYDIR)
 	}
 	if err != nil {
+		_ = w.events.Close()
+		w.events = nil
 		return w, fmt.Errorf("%s: inotify: %w", dir, err)
 	}
 	return w, nil
