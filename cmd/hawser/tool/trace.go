@@ -284,11 +284,12 @@ func (s *traceStep) decodeHeaders(network, transport []byte) {
 	default:
 		return
 	}
-	var ports [2]uint16
-	if len(transport) >= 4 && (proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_UDP) {
-		ports = [2]uint16{binary.BigEndian.Uint16(transport), binary.BigEndian.Uint16(transport[2:])}
+	s.Source, s.Destination = src.String(), dst.String()
+	hasPorts := proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_UDP || proto == unix.IPPROTO_SCTP
+	if hasPorts && len(transport) >= 4 {
+		s.Source = netip.AddrPortFrom(src, binary.BigEndian.Uint16(transport)).String()
+		s.Destination = netip.AddrPortFrom(dst, binary.BigEndian.Uint16(transport[2:])).String()
 	}
-	s.Source, s.Destination = netip.AddrPortFrom(src, ports[0]).String(), netip.AddrPortFrom(dst, ports[1]).String()
 	for name, number := range protocols {
 		if number == proto {
 			s.Proto = name
