@@ -278,7 +278,7 @@ func (b *BaseChain) decide(chain string, p *Packet) (accepted match, dropRule *R
 			return accepted, nil
 		}
 		if r.Returns {
-			returned = m
+			returned = max(returned, m)
 		}
 	}
 	return accepted, nil

@@ -54,6 +54,7 @@ func TestReadRule(t *testing.T) {
 }
 
 // TestDecideUncertain evaluates chains that drop what a rule of an unknown effect does not accept: no drop is certain.
+// A rule for ICMP between the two does not make it certain.
 func TestDecideUncertain(t *testing.T) {
 	interval := func(string) ([]nft.Element, error) { // neither one name nor all names with a prefix
 		key := func(name string) []byte { return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...) }
@@ -69,7 +70,9 @@ func TestDecideUncertain(t *testing.T) {
 		`tcp dport 80 goto empty`: slices.Concat(expr("payload"), equals([]byte{0, 80}), verdict(unix.NFT_GOTO)),
 	} {
 		rules, err := readRule(nft.LiveRule{Chain: "forward", Exprs: exprs}, 1, interval)
-		rules = append(rules, RuleSummary{Chain: "forward", Number: 2, Drops: true})
+		icmp := condition{field: protocol, values: []value{{number: unix.IPPROTO_ICMP}}}
+		rules = append(rules, RuleSummary{Chain: "forward", Number: 2, Returns: true, conditions: []condition{icmp}},
+			RuleSummary{Chain: "forward", Number: 3, Drops: true})
 		p := &Packet{Links: []rtnl.Link{{Name: "cni0", Index: 2}}, Range: netip.MustParsePrefix("10.88.0.0/24")}
 		if d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p); err != nil || !d.Drops || d.IsCertain {
 			t.Errorf("%s: got %+v, %v", text, d, err)
