@@ -337,7 +337,7 @@ func readLegacyRule(r ipt.Rule, number int, isChain func(string) bool) RuleSumma
 	isInverted := false
 	for i := 0; i < len(r.Args); i++ {
 		option, text := r.Args[i], ""
-		if i+1 < len(r.Args) && !strings.HasPrefix(r.Args[i+1], "-") && r.Args[i+1] != "!" {
+		if i+1 < len(r.Args) && (option == "--comment" || !strings.HasPrefix(r.Args[i+1], "-") && r.Args[i+1] != "!") {
 			i++
 			text = r.Args[i]
 		}

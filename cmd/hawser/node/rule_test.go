@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -105,6 +106,14 @@ func TestReadRuleError(t *testing.T) {
 	exprs := slices.Concat(loadInput(), lookup("first"), loadInput(), lookup("second"))
 	if rules, err := readRule(nft.LiveRule{Exprs: exprs}, 1, elements); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("got %+v, %v", rules, err)
+	}
+}
+
+// TestReadLegacyComment reads an unconditional rule with a comment that looks like an option.
+func TestReadLegacyComment(t *testing.T) {
+	rule := ipt.NewRule("FORWARD", "-m", "comment", "--comment", "-s", "-j", "DROP")
+	if r := readLegacyRule(rule, 1, func(string) bool { return false }); !r.IsUnconditional() || !r.Drops {
+		t.Errorf("got %+v", r)
 	}
 }
 
