@@ -217,6 +217,9 @@ func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.
 		answers, err = req.Execute(unix.NETLINK_ROUTE, 0)
 		return err
 	})
+	if err != nil && flags&unix.NLM_F_DUMP != 0 {
+		_ = c.reopen() // the kernel starts no dump (EBUSY) while the rest of this one waits in the socket
+	}
 	return answers, err
 }
 
