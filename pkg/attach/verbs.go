@@ -35,7 +35,7 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeR
 	}
 	// masq.Del reads only the elements of the Link and Addrs that ADD probably used, and all if one is missing there.
 	masquerade := masq.Config{
-		Attachment: req.Attachment, Link: cmp.Or(vlanGateway(req.PrevResult), bridge, pair.link.Name),
+		Attachment: req.Attachment, Link: cmp.Or(vlanGateway(req.PrevResult, bridge), bridge, pair.link.Name),
 		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
 	}
 	errs = append(errs, masq.Del(lockCtx, nf, masquerade))
@@ -53,13 +53,18 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeR
 	}))...)
 }
 
-// vlanGateway returns the name of the VLAN gateway in a result, or the empty string if there is none. The plugin bridge
-// lists the VLAN gateway last, after the container's interface.
-func vlanGateway(prev *cni.Result) string {
-	if prev == nil || len(prev.Interfaces) == 0 || prev.Interfaces[len(prev.Interfaces)-1].Sandbox != "" {
+// vlanGateway returns the name of the bridge's VLAN gateway in a result, or the empty string if there is none. Other
+// interfaces of the host, such as an IFB of the plugin bandwidth, may follow it.
+func vlanGateway(prev *cni.Result, bridge string) string {
+	if prev == nil || bridge == "" {
 		return ""
 	}
-	return prev.Interfaces[len(prev.Interfaces)-1].Name
+	for _, i := range prev.Interfaces {
+		if i.Sandbox == "" && strings.HasPrefix(i.Name, bridge+".") {
+			return i.Name
+		}
+	}
+	return ""
 }
 
 // DelInterface calls removeLink, which deletes the interface, and has the IPAM plugin release the addresses.
