@@ -339,6 +339,8 @@ var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 			"1 failed: 1 MUST"},
 		"an address that is an object": {`is ADD && edit '.ips[0].address = {}'`, "^add/format$",
 			"IPs.Address has the wrong type"},
+		"a sandbox that is a list": {`is ADD && edit '.interfaces += [{"name": "x", "sandbox": []}]'`,
+			"^add/interfaces-exist$", "1 passed"},
 		"50 MB of output": {
 			`is CHECK && { yes | head -c 50000000; exit; }`, "^check/output$", "standard output: y y y"},
 		"a message of 900 kB": {`is CHECK && { printf '{"code": 7, "msg": "'

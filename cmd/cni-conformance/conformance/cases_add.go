@@ -71,10 +71,15 @@ func addSandbox(w *world) {
 // reported returns the link of an interface of a result, or nil if it does not exist. known is false if the interface
 // is in another container's sandbox.
 func (w *world) reported(a *attachment, i object) (link object, known bool) {
-	if place, known := map[any]*attachment{nil: {}, "": {}, a.netns: a}[i["sandbox"]]; known {
-		return w.link(place, text(i, "name")), true
+	place := &attachment{}
+	switch i["sandbox"] { // of any type: comparisons with a list are false, a map's lookup would panic
+	case nil, "":
+	case a.netns:
+		place = a
+	default:
+		return nil, false
 	}
-	return nil, false
+	return w.link(place, text(i, "name")), true
 }
 
 func addInterfacesExist(w *world) {
