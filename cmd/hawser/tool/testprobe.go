@@ -114,8 +114,8 @@ func (s *testContainer) echo(ctx context.Context, addr netip.Addr, size int) err
 	return fmt.Errorf("%s does not answer ICMP echo", addr)
 }
 
-// reachesProgram returns the reason to skip a test with packets, or nil. With a tap, only the program that opens it gets
-// packets.
+// reachesProgram returns the reason to skip a test with packets, or nil. With a tap, only the program that opens it
+// gets packets.
 func (t *trial) reachesProgram() error {
 	isTap := func(e node.Entry) bool { return e.Is("tap") || e.Is("tc-redirect-tap") }
 	if slices.ContainsFunc(t.list.Plugins, isTap) {
