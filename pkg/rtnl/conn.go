@@ -212,13 +212,17 @@ func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.
 	if flags&unix.NLM_F_CREATE != 0 {
 		do = c.retryCreate
 	}
-	err = do(func(*netlink.Handle) error {
+	call := func(*netlink.Handle) error {
 		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.raw}
 		answers, err = req.Execute(unix.NETLINK_ROUTE, 0)
 		return err
-	})
-	if err != nil && flags&unix.NLM_F_DUMP != 0 {
-		_ = c.reopen() // the kernel starts no dump (EBUSY) while the rest of this one waits in the socket
+	}
+	err = do(call)
+	if flags&unix.NLM_F_DUMP != 0 && errors.Is(err, unix.EBUSY) {
+		// The rest of an earlier list, whose reception failed, waits in the socket.
+		if err = c.reopen(); err == nil {
+			err = do(call)
+		}
 	}
 	return answers, err
 }
