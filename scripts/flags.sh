@@ -13,10 +13,11 @@ for packages in github.com/{vishvananda,spf13,godbus,insomniacslk,coreos,mdlayhe
 done
 # Without inlining in reflect, hawser is 33 kB smaller. In 400 pairs of calls of bridge, ADD took 1 % more CPU time and
 # VERSION the same. bufio, bytes, os, sync and similar packages make the Debian and RPM packages 14 kB smaller. In 900
-# pairs of calls of bridge, VERSION, ADD and DEL took no more CPU time. Of the other packages, only runtime, which every
-# call uses, saves more than 4 kB.
-for package in bufio bytes context encoding/binary encoding/csv encoding/json flag fmt internal/poll \
-	internal/syscall/unix io/fs maps net net/url os os/exec os/signal os/user reflect regexp/syntax slices sort strconv \
-	strings sync syscall time; do
+# pairs of calls of bridge, VERSION, ADD and DEL took no more CPU time. encoding/base64, encoding/hex, errors, io,
+# math/big, math/rand, net/netip and unicode save 3 kB more. Of the other packages, only runtime, which every call uses,
+# saves more than 4 kB.
+for package in bufio bytes context encoding/base64 encoding/hex errors io encoding/binary encoding/csv encoding/json flag fmt internal/poll \
+	internal/syscall/unix io/fs maps math/big math/rand net net/netip net/url os os/exec os/signal os/user reflect regexp/syntax slices sort strconv \
+	strings sync syscall time unicode unicode/utf16; do
 	echo "-gcflags=$package=-l"
 done
