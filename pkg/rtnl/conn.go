@@ -192,7 +192,8 @@ func (c *Conn) callOnce(call func(h *netlink.Handle) error) error {
 	return call(c.h)
 }
 
-// isDisturbed reports whether a message of another process was received instead of the kernel's, or took its room.
+// isDisturbed reports whether messages of other processes were received instead of the kernel's, or filled the socket's
+// buffer, so that the kernel's was lost.
 func isDisturbed(err error) bool {
 	if err == nil {
 		return false

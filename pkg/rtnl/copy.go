@@ -445,7 +445,7 @@ func (c *Conn) replaceCopy(former, r RouteCopy) error {
 	return wrap("route "+r.String(), ignore(err, unix.EEXIST))
 }
 
-// hasUniqueKey reports whether the kernel finds an IPv4 route by its key alone, and true for IPv6.
+// hasUniqueKey reports whether no other IPv4 route has the key of r. For IPv6, it always returns true.
 func (c *Conn) hasUniqueKey(r RouteCopy) (bool, error) {
 	if r.Header.Family != unix.AF_INET {
 		return true, nil

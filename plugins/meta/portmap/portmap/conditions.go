@@ -18,8 +18,8 @@ import (
 // (set) is permitted, although it increments the counters of a set that has counters.
 
 // iptablesMatches lists the matches of iptables that conditions may use. iptablesOptions lists the permitted options:
-// those of these matches, and those that need no match. Each match may have each option, because iptables refuses the
-// options of other matches.
+// the options of these matches, and options that need no match. An option is not checked against its match, because
+// iptables refuses an option that none of the named matches has.
 const (
 	iptablesMatches = "addrtype comment connlimit connmark conntrack cpu devgroup dscp ecn helper hl iprange length " +
 		"limit mac mark multiport owner pkttype policy sctp set state statistic string tcp tcpmss time tos ttl u32 udp"

@@ -419,7 +419,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		}
 	})
 
-	It("keeps a VRF that somebody else made, and deletes its own without the interface", Label("vrf-del"), func() {
+	It("keeps a VRF that another program created, and deletes its own without the interface", Label("vrf-del"), func() {
 		IP(w.cont, "link add red up type vrf table 9")
 		w.add(nil)
 		w.del(nil)
@@ -436,7 +436,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
-	It("before ADD keeps a VRF without members that somebody else made, and its routes", Label("vrf-del"), func() {
+	It("before ADD keeps a VRF without members that another program created, and its routes", Label("vrf-del"), func() {
 		IP(w.cont, "link add red up type vrf table 9")
 		IP(w.cont, "route add 10.51.0.0/16 via 10.2.0.1 table 9")
 		before := w.cont.Snapshot()
