@@ -91,6 +91,13 @@ func (g gcNode) forgetNotes() {
 	})
 }
 
+// dateBack gives all files of the attachments an earlier date.
+func (g gcNode) dateBack(age time.Duration) {
+	GinkgoHelper()
+	g.Cmd("find", "/var/lib/cni", "/run/hawser", "-type", "f", "-exec", "touch", "-d",
+		fmt.Sprintf("@%d", time.Now().Add(-age).Unix()), "{}", "+")
+}
+
 func (g gcNode) gc(args ...string) (c collection, exit int) {
 	GinkgoHelper()
 	return g.gcIn(g.bin+":"+os.Getenv("PATH"), args...)
@@ -192,6 +199,22 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		c, _ = g.gc(append(now, "--yes")...)
 		Expect(c.Silent).To(ConsistOf(HavePrefix("podman: ")))
 		Expect(c.Attachments).To(HaveEach(HaveField("Done", false)))
+	})
+
+	It("keeps a pod whose start takes minutes as long as its namespace exists", Label("gc-starting"), func() {
+		g := newGCNode(ours(), "10.101.21")
+		g.runtime() // it lists a pod when its start has ended
+		p := g.up(newPod(gone, "web-0"))
+		g.dateBack(10 * time.Minute)
+		c, _ := g.gc("--yes")
+		Expect(c.Attachments).To(ConsistOf(HaveField("Kept", ContainSubstring("its pod may be starting"))))
+		g.dateBack(2 * time.Hour)
+		c, _ = g.gc()
+		Expect(c.Attachments).To(ConsistOf(HaveField("Why", ContainSubstring("no runtime knows"))))
+		g.dateBack(10 * time.Minute)
+		p.Unpin()
+		c, _ = g.gc("--yes")
+		Expect(c.Attachments).To(ConsistOf(HaveField("Done", true)))
 	})
 
 	It("asks the runtimes once for what it removes within a second", func() { // a thousand pods took minutes

@@ -311,11 +311,15 @@ func (a *Attachment) lastWritten() (t time.Time) {
 
 const noRuntime = "no runtime knows its container, and no process uses its namespace"
 
+// MinAge is the minimum age of garbage, since its last write. Pinned applies while its namespace exists, because
+// runtimes do not list a pod whose start takes long. Any applies to all garbage.
+type MinAge struct{ Any, Pinned time.Duration }
+
 // Classify returns the reason why an attachment is garbage or, with an empty garbage, the reason why it must be kept. A
 // file in libcni's cache or a mounted namespace is not evidence of a live container, because both may outlive the
 // container. A missing path is not evidence that the namespace no longer exists. An attachment that was written
 // less than minAge before the survey is kept.
-func (s *Survey) Classify(a *Attachment, minAge time.Duration) (garbage, kept string) {
+func (s *Survey) Classify(a *Attachment, minAge MinAge) (garbage, kept string) {
 	hasHostEnd := s.hostLinks[FirstWord(a.HostEnd())]
 	age := s.start.Sub(a.lastWritten())
 	program := s.listedBy[a.ContainerID]
@@ -328,8 +332,8 @@ func (s *Survey) Classify(a *Attachment, minAge time.Duration) (garbage, kept st
 		return "", program + " knows the container"
 	case a.lastWritten().IsZero() && hasHostEnd:
 		return "", fmt.Sprintf("its host end %s exists, and its age is unknown", a.HostEnd())
-	case age <= minAge:
-		return "", fmt.Sprintf("one of its files was written less than %s ago: its ADD may be in progress", minAge)
+	case age <= minAge.Any:
+		return "", fmt.Sprintf("one of its files was written less than %s ago: its ADD may be in progress", minAge.Any)
 	}
 	inode, err := s.namespaceOf(a)
 	isRecorded := len(a.identities()) > 0
@@ -338,6 +342,9 @@ func (s *Survey) Classify(a *Attachment, minAge time.Duration) (garbage, kept st
 		return "", "its namespace cannot be searched for: " + err.Error()
 	case s.namespaces[inode].isUsed:
 		return "", fmt.Sprintf("a process uses its namespace net:[%d]", inode)
+	case inode != 0 && age <= minAge.Pinned:
+		return "", fmt.Sprintf("its namespace exists, and one of its files was written less than %s ago: its pod may "+
+			"be starting", minAge.Pinned)
 	case s.isAuthoritative(a.ContainerID) && (inode != 0 || isRecorded):
 		return noRuntime, ""
 	case inode != 0:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -23,8 +24,8 @@ type collection struct {
 	Attachments []*garbage `json:"attachments"`
 
 	node    *node.Node
-	minAge  time.Duration // minimum age of garbage
-	damaged error         // errors of single files
+	minAge  node.MinAge
+	damaged error // errors of single files
 }
 
 // garbage is an attachment with the reason to remove it or to keep it.
@@ -43,11 +44,8 @@ type garbage struct {
 
 func gcCommand(s *session) *cobra.Command {
 	var yes bool
-	older := 5 * time.Minute
+	var older node.MinAge
 	c := s.command("gc", "Show leftovers of ended containers, and with --yes remove them", func(string) error {
-		if older < 0 {
-			return fmt.Errorf("--older: %s is negative; pass the minimum age, such as 5m", older)
-		}
 		found, err := collect(s.ctx, s.Node, older, yes)
 		if found == nil {
 			return fmt.Errorf("nothing was removed: %w", err)
@@ -56,8 +54,21 @@ func gcCommand(s *session) *cobra.Command {
 		return withDamaged(found.damaged, err)
 	})
 	c.Flags().BoolVar(&yes, "yes", false, "remove the garbage")
-	c.Flags().DurationVar(&older, "older", older, "keep attachments that were written within this `duration`")
+	addOlder(c.Flags(), &older)
 	return c
+}
+
+// addOlder sets the default of a minimum age, and adds the option --older, which sets both of its parts.
+func addOlder(f *pflag.FlagSet, age *node.MinAge) {
+	*age = node.MinAge{Any: 5 * time.Minute, Pinned: time.Hour}
+	const usage = "keep attachments that were written within this `duration` (5m; while their namespace exists, 1h)"
+	f.Func("older", usage, func(text string) error {
+		older, err := time.ParseDuration(text)
+		if *age = (node.MinAge{Any: older, Pinned: older}); older < 0 {
+			err = errors.New("it is negative; pass the minimum age, such as 5m")
+		}
+		return err
+	})
 }
 
 // withDamaged adds the errors of damaged files to err. Without err, they do not change the exit status.
@@ -68,7 +79,7 @@ func withDamaged(damaged, err error) error {
 	return fmt.Errorf("%w%w", damaged, exitStatus(0))
 }
 
-func collect(ctx context.Context, n *node.Node, older time.Duration, yes bool) (*collection, error) {
+func collect(ctx context.Context, n *node.Node, older node.MinAge, yes bool) (*collection, error) {
 	s, err := n.Survey(ctx)
 	if err == nil {
 		err = s.CheckPIDs()

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
@@ -25,17 +26,17 @@ type watcher struct {
 	repairer *repairer
 	every    time.Duration // longest time between two passes
 	gc       bool
-	older    time.Duration
+	older    node.MinAge
 	file     string    // for metrics; empty = none
 	reported *sync.Map // the last error that was reported, by subject
 }
 
 func watchCommand(s *session) *cobra.Command {
-	w := watcher{session: s, reported: &sync.Map{}, every: 5 * time.Minute, older: 5 * time.Minute}
+	w := watcher{session: s, reported: &sync.Map{}, every: 5 * time.Minute}
 	c := s.command("watch", "Keep running: restore flushed rules, remove garbage, write metrics",
 		func(string) error {
-			if w.every < time.Second || w.older < 0 {
-				return errors.New("--every must be a second or more, and --older not negative")
+			if w.every < time.Second {
+				return errors.New("--every must be a second or more")
 			}
 			if err := checkMetricsFile(w.file); err != nil {
 				return err
@@ -48,7 +49,7 @@ func watchCommand(s *session) *cobra.Command {
 	f := c.Flags()
 	f.DurationVar(&w.every, "every", w.every, "the time between checks if no rules were flushed")
 	f.BoolVar(&w.gc, "yes", false, "remove attachments of containers that no longer exist, as gc --yes does")
-	f.DurationVar(&w.older, "older", w.older, "keep attachments that were written within this `duration`")
+	addOlder(f, &w.older)
 	f.StringVar(&w.file, "file", "", "a `path` in node_exporter's textfile directory, for metrics (none)")
 	return c
 }
