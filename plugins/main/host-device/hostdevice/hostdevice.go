@@ -167,6 +167,10 @@ func moveIn(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 	if err == nil || errors.Is(err, rtnl.ErrNoLink) { // it has moved, perhaps with a lost answer
 		err = c.FindInterface()
 	}
+	if err == nil && r.Inside != c.ContEnd.Index && r.Link.Kind != "" {
+		r.Inside = c.ContEnd.Index
+		err = locked.Put(ctx, *r)
+	}
 	if err != nil {
 		err = fmt.Errorf("%s: move into the container: %w", r, err)
 	}
@@ -258,8 +262,9 @@ func (c call) prepare(r *record, cfg config) (err error) {
 		}
 	}
 	_, err = c.Cont.LinkByIndex(r.Link.Index)
-	r.KeepsIndex = errors.Is(err, rtnl.ErrNoLink)
-	if err != nil && !r.KeepsIndex {
+	if errors.Is(err, rtnl.ErrNoLink) {
+		r.Inside = r.Link.Index
+	} else if err != nil {
 		return err
 	}
 	return c.leaveMaster(r)

@@ -403,9 +403,21 @@ var _ = Describe("DEL", func() {
 		cont := nstest.NewNetns()
 		IP(cont, "link add eth0 index %d type veth peer name x", Show(w.Host, "d0").Index)
 		a := w.AttachIn(cont, Call{IfName: "net1", Conf: conf()})
+		cont.IP("link set net1 down", "link set net1 name eth9 address 02:00:00:00:00:77 alias x",
+			"link set eth0 address "+mac0+" alias d0")
 		w.Succeeds(a.As("DEL"))
 		Expect(Names(cont, "")).To(ConsistOf("eth0", "x"))
 		Expect(links(w)).To(Equal(before))
+	})
+
+	It("takes no device that the container made with the alias of the host's", func() {
+		w := newWorld()
+		a := attached(w, conf())
+		a.Host.IP("link del net1", "link add net1 type veth peer name z", "link set net1 alias d0")
+		w.Succeeds(a.As("DEL"))
+		Expect(Names(w.Host, "")).To(BeEmpty())
+		Expect(Names(a.Host, "")).To(ConsistOf("net1", "z"))
+		Expect(w.Files("/run/hawser")).NotTo(ContainSubstring(".json"))
 	})
 
 	It("brings home a device without a MAC address, and takes no other one", Label("device-home"), func() {

@@ -29,9 +29,9 @@ type record struct {
 	PCI       string      `json:"pci,omitempty"`
 	Link      rtnl.Link   `json:"link"`             // on the host; zero if a userspace driver has the device
 	Failed    bool        `json:"failed,omitempty"` // DEL could not restore all settings
-	// KeepsIndex is true if the device keeps its index in the container, because no link there had it.
-	KeepsIndex bool     `json:"keepsIndex,omitempty"`
-	Settings   *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
+	// Inside is the device's index in the container. It is 0 before the move if a link there has the index of the host.
+	Inside   int      `json:"inside,omitempty"`
+	Settings *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
 }
 
 type store = statefile.Store[record]
@@ -91,18 +91,25 @@ func (r *record) findDevice(conn *rtnl.Conn) (l rtnl.Link, err error) {
 	if conn == nil || r.Link.Index == 0 {
 		return l, rtnl.ErrNoLink
 	}
-	l, err = conn.LinkByIndex(r.Link.Index)
+	l, err = conn.LinkByIndex(cmp.Or(r.Inside, r.Link.Index))
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return l, err
 	}
-	// A container cannot change the link's index, kind, peer or parent device.
-	isKept := r.KeepsIndex && !r.Link.IsHardware() && l.Kind == r.Link.Kind && l.Peer == r.Link.Peer &&
-		l.Parent == r.Link.Parent
-	if err == nil && (isKept || r.isDevice(l)) {
+	// A container can create a virtual link with any alias and MAC address. It cannot change the device's index, kind,
+	// parent or peer, and the peer is usually outside.
+	isVirtual := r.Link.Kind != ""
+	isIndexKnown := isVirtual && r.Inside != 0
+	isKept := l.Kind == r.Link.Kind && l.Parent == r.Link.Parent && l.Peer == r.Link.Peer &&
+		(l.Peer == 0 || l.PeerNS != -1)
+	isFound := func(l rtnl.Link) bool { return r.isDevice(l) && (!isVirtual || slices.Equal(l.MAC, r.Link.MAC)) }
+	if err == nil && (isIndexKnown && isKept || isFound(l)) {
 		return l, nil
 	}
+	if isIndexKnown {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
 	links, err := conn.Links()
-	if i := slices.IndexFunc(links, r.isDevice); i >= 0 {
+	if i := slices.IndexFunc(links, isFound); i >= 0 {
 		return links[i], nil
 	}
 	return rtnl.Link{}, cmp.Or(err, rtnl.ErrNoLink)
