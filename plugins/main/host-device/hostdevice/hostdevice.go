@@ -221,7 +221,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 // refuseHeld returns an error if the container of the record still has the device: code 100 if the record belongs to
 // attachment a, otherwise code 103.
 func (r *record) refuseHeld(a cni.Attachment) error {
-	cont, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns)
+	cont, err := netplugin.DialNetns(new(ns.Finder).Open, r.NetnsPath, r.Netns)
 	if err == nil && r.Link.Index != 0 {
 		_, err = r.findDevice(cont)
 	}

@@ -240,6 +240,8 @@ var _ = Describe("DEL", func() {
 		before := links(w)
 		a := attached(w, conf())
 		loses(a.Host)
+		again := Call{Command: "ADD", ID: "two", IfName: "net1", Netns: nstest.NewNetns().Path, Conf: conf()}
+		Expect(w.Fails(again, cni.CodeConflict)).To(ContainSubstring(`container "one"`))
 		c := a.As("DEL")
 		c.Netns = path
 		w.Succeeds(c)
