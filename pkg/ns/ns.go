@@ -42,25 +42,46 @@ func Open(path string) (*NS, error) {
 	if path == "" {
 		return nil, n.wrap(ErrNotExist)
 	}
-	var fs unix.Statfs_t // checked before opening, because a FIFO would block, and opening a device can have an effect
-	if err := retry(func() error { return unix.Statfs(path, &fs) }); err != nil {
-		return nil, n.wrap(pathError(err))
-	}
-	if fs.Type != unix.NSFS_MAGIC {
-		return nil, n.wrap(fmt.Errorf("%w: unknown FS magic on %q: %x", ErrNotNetns, path, fs.Type))
-	}
-	err := retry(func() (err error) {
-		n.h, err = netns.GetFromPath(path)
+	fd, err := openChecked(path, func(fd int) error {
+		var fs unix.Statfs_t
+		err := retry(func() error { return unix.Fstatfs(fd, &fs) })
+		if err == nil && fs.Type != unix.NSFS_MAGIC {
+			err = fmt.Errorf("%w: unknown FS magic on %q: %x", ErrNotNetns, path, fs.Type)
+		}
 		return err
 	})
 	if err != nil {
 		return nil, n.wrap(pathError(err))
 	}
+	n.h = netns.NsHandle(fd)
 	if kind, err := unix.IoctlRetInt(int(n.h), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		_ = n.h.Close()
 		return nil, n.wrap(ErrNotNetns)
 	}
 	return n, nil
+}
+
+// openChecked opens the file at path for reading if check accepts an O_PATH descriptor of it, which does not block at a
+// FIFO and has no effect on a device. It opens the file of that descriptor, because another process can replace the
+// file at path after the check.
+func openChecked(path string, check func(fd int) error) (fd int, err error) {
+	checked, err := open(path, unix.O_PATH)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(checked)
+	if err := check(checked); err != nil {
+		return -1, err
+	}
+	return open(fmt.Sprintf("/proc/self/fd/%d", checked), unix.O_RDONLY)
+}
+
+func open(path string, flags int) (fd int, err error) {
+	err = retry(func() (err error) {
+		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		return err
+	})
+	return fd, err
 }
 
 // New creates a namespace whose path is a descriptor of this process, so that nothing remains when the process ends.

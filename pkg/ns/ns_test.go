@@ -96,6 +96,61 @@ var _ = Describe("Open", func() {
 	)
 })
 
+// A file below /proc can be replaced at any time: a container can give the number of a descriptor to another file.
+var _ = DescribeTable("does not open a device that replaces", func(target, link string, find func(proc string)) {
+	proc := GinkgoT().TempDir()
+	task := filepath.Join(proc, "1/task/1")
+	Expect(os.MkdirAll(filepath.Join(task, "fd"), 0o700)).To(Succeed())
+	device, link := filepath.Join(proc, "device"), filepath.Join(task, link)
+	Expect(unix.Mkfifo(device, 0o600)).To(Succeed())
+	for name, target := range map[string]string{
+		filepath.Join(task, "ns"): "/proc/self/ns", filepath.Join(task, "root"): "/", link: target, link + "'": device,
+	} {
+		Expect(os.Symlink(target, name)).To(Succeed())
+	}
+	mounts := fmt.Sprintf("1 1 0:4 mnt:[1] %s rw - nsfs nsfs rw\n", link)
+	Expect(os.WriteFile(filepath.Join(task, "mountinfo"), []byte(mounts), 0o600)).To(Succeed())
+
+	holder := nstest.Must(os.OpenFile(device, os.O_RDWR, 0)) // so that opening the FIFO does not block
+	defer holder.Close()
+	opened := nstest.Must(unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK))
+	defer unix.Close(opened)
+	nstest.Must(unix.InotifyAddWatch(opened, device, unix.IN_OPEN))
+
+	ended, last := make(chan bool), make(chan error)
+	go func() {
+		for {
+			err := unix.Renameat2(unix.AT_FDCWD, link, unix.AT_FDCWD, link+"'", unix.RENAME_EXCHANGE)
+			select {
+			case <-ended:
+				last <- err
+				return
+			default:
+			}
+		}
+	}()
+	for range 2000 {
+		find(proc)
+	}
+	ended <- true
+	Expect(<-last).To(Succeed())
+	_, err := unix.Read(opened, make([]byte, 4096))
+	Expect(err).To(MatchError(unix.EAGAIN))
+},
+	Entry("the namespace at a path", "/proc/self/ns/net", "fd/3", func(proc string) {
+		if n, err := ns.Open(proc + "/1/task/1/fd/3"); err == nil {
+			_ = n.Close()
+		}
+	}),
+	Entry("a descriptor of a namespace", "/proc/self/ns/net", "fd/3", func(proc string) {
+		for range ns.Uses(proc, true) {
+		}
+	}),
+	Entry("a mount of a mount namespace", "/proc/self/ns/mnt", "mnt", func(proc string) {
+		_, _ = ns.ProcessTest(proc)
+	}),
+)
+
 var _ = Describe("New", func() {
 	It("creates a namespace that other processes can open at its path until Close", func() {
 		outside, n := netns(), nstest.Must(ns.New())

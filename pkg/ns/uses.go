@@ -258,12 +258,12 @@ func (s *search) yieldDescriptor(path string) error {
 	switch {
 	case st.Mode&unix.S_IFMT == unix.S_IFSOCK:
 		return s.checkMessages(path)
-	case st.Dev_major != s.self.Dev_major || st.Dev_minor != s.self.Dev_minor:
+	case !s.isNS(&st):
 		return nil
 	}
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := s.openNS(path, &st)
 	if err != nil {
-		return &fs.PathError{Op: "open", Path: path, Err: err}
+		return err
 	}
 	defer unix.Close(fd)
 	switch kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); kind {
@@ -275,6 +275,28 @@ func (s *search) yieldDescriptor(path string) error {
 		return err
 	}
 	return nil
+}
+
+// openNS opens the namespace at path and fills in st. If another file has replaced the namespace, the error matches
+// fs.ErrNotExist.
+func (s *search) openNS(path string, st *unix.Statx_t) (fd int, err error) {
+	fd, err = openChecked(path, func(fd int) error {
+		const flags = unix.AT_EMPTY_PATH | unix.AT_STATX_DONT_SYNC
+		err := retry(func() error { return unix.Statx(fd, "", flags, 0, st) })
+		if err == nil && !s.isNS(st) {
+			err = fs.ErrNotExist
+		}
+		return err
+	})
+	if err != nil {
+		err = &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, err
+}
+
+// isNS reports whether a file is a namespace of any kind.
+func (s *search) isNS(st *unix.Statx_t) bool {
+	return st.Dev_major == s.self.Dev_major && st.Dev_minor == s.self.Dev_minor
 }
 
 // checkMessages notes that namespaces may have been missed if messages in a socket contain descriptors.
@@ -330,7 +352,7 @@ func (s *search) searchHidden() error {
 			if s.mounts[[2]string{mountNS, "/"}] {
 				continue
 			}
-			err := inMountNS(path, s.yieldMounts)
+			err := s.yieldMountsOf(path)
 			if isNew = s.mounts[[2]string{mountNS, "/"}]; !isNew {
 				s.setMissed("the mounts of %s cannot be read: %w", mountNS, cmp.Or(err, fs.ErrNotExist))
 				return s.missed
@@ -340,12 +362,12 @@ func (s *search) searchHidden() error {
 	return s.missed
 }
 
-// inMountNS calls examine with a task that is in the mount namespace at path. examine itself runs outside, because
-// /proc may not be mounted inside.
-func inMountNS(path string, examine func(task string)) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+// yieldMountsOf calls yieldMounts with a task that is in the mount namespace at path. yieldMounts itself runs outside,
+// because /proc may not be mounted inside.
+func (s *search) yieldMountsOf(path string) error {
+	fd, err := s.openNS(path, new(unix.Statx_t))
 	if err != nil {
-		return &fs.PathError{Op: "open", Path: path, Err: err}
+		return err
 	}
 	defer unix.Close(fd)
 	task, entered, done := "", make(chan error), make(chan bool)
@@ -360,7 +382,7 @@ func inMountNS(path string, examine func(task string)) error {
 		<-done
 	}()
 	if err = <-entered; err == nil {
-		examine(task)
+		s.yieldMounts(task)
 	}
 	close(done)
 	return err
