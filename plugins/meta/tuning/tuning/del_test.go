@@ -136,6 +136,15 @@ var _ = Describe("DEL", func() {
 		w.expectRestored()
 	})
 
+	It("repeated for a network whose interface has gone leaves the one of another network alone", func() {
+		w.add(everything)
+		before := w.values()
+		w.ok("DEL", call{network: "former", prev: `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0",` +
+			`"mac":"02:00:00:00:00:99","sandbox":"/run/netns/one"}]}`})
+		Expect(w.values()).To(Equal(before))
+		Expect(w.files()).To(HaveLen(2))
+	})
+
 	It("of a network that none of two attachments has leaves both alone", func() {
 		w.add(everything)
 		w.ok("ADD", call{network: "net2", keys: `"mtu":1300`})

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/netplugin"
@@ -123,14 +124,16 @@ func (r record) without(a cni.Attachment) (own change, rest record) {
 	return own, rest
 }
 
-// owner returns the attachment whose change DEL removes: a, or the only attachment with a change of the interface,
-// because the network may have been renamed since ADD.
-func (r record) owner(a cni.Attachment) cni.Attachment {
-	all := slices.DeleteFunc(slices.Clone(r.Changes), func(c change) bool { return c.IfName != a.IfName })
-	if len(all) == 1 {
+// owner returns the attachment whose change DEL removes: the call's own, or the only attachment with a change of the
+// interface, because the network may have been renamed since ADD. If prevResult has the MAC address of another
+// interface, the DEL is a repeated one, and the name belongs to an attachment of another network now.
+func (r record) owner(req *skel.Request) cni.Attachment {
+	all := slices.DeleteFunc(slices.Clone(r.Changes), func(c change) bool { return c.IfName != req.IfName })
+	i, _ := req.PrevResult.ContainerInterface(req.IfName)
+	if len(all) == 1 && (i.MAC == "" || all[0].Netns.MAC == "" || strings.EqualFold(i.MAC, all[0].Netns.MAC)) {
 		return all[0].Attachment
 	}
-	return a
+	return req.Attachment
 }
 
 // indexOfValue returns the index of the value with the key and link of v, or -1.

@@ -55,7 +55,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	own, rest := r.without(r.owner(req.Attachment))
+	own, rest := r.without(r.owner(req))
 	if own.isOfEarlierBoot(s.boot) {
 		own.Values = nil
 	}
