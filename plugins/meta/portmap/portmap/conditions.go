@@ -48,9 +48,8 @@ func checkMatches(key string, tokens []string) error {
 	find := misfitNFT
 	if syntaxOf(tokens) == iptables {
 		find = misfitIPTables
-		if len(ipt.NewRule("", tokens...).String()) > iptablesMax {
-			return cni.Refuse(key, nil, fmt.Sprintf("has more than %d bytes, the maximum in iptables' syntax",
-				iptablesMax))
+		if err := checkListed(key, tokens); err != nil {
+			return err
 		}
 	}
 	if i, text := find(tokens); i >= 0 {
@@ -332,9 +331,46 @@ func isNumber(text string) bool {
 
 const (
 	conditionMax = 1 << 14 // bytes of all conditions of a family
-	iptablesMax  = 1 << 13 // bytes in iptables' syntax; a rule, as iptables lists it, must fit into a line
 	rulesMax     = 256     // rules in iptables for one port
+
+	// For checkListed. iptables-restore reads at most 255 words and 10,238 bytes of a rule, 1,023 bytes of a word, and
+	// 256 bytes of a string in hexadecimal. iptables-save prints up to twice as many bytes as iptables was given,
+	// because it escapes characters, and up to four words for one, because it adds defaults: -mlimit becomes
+	// -m limit --limit 3/hour.
+	iptablesMax = 1 << 12 // bytes of all conditions
+	wordsMax    = 48
+	u32Max      = 500 // bytes of an expression
+	stringMax   = 127 // bytes of a string
+
+	quotedOptions  = "--comment --helper --hex-string --string --u32" // options whose values iptables-save quotes
+	unquotedReason = "has a blank, quotation mark or backslash, which iptables-save does not quote"
 )
+
+// checkListed returns an error for a condition in iptables' syntax that iptables-restore would refuse or read
+// differently when another program saves and restores all rules.
+func checkListed(key string, tokens []string) error {
+	refuse := func(key string, limit int, unit string) error {
+		return cni.Refuse(key, nil, fmt.Sprintf("has more than %d %s, the maximum in iptables' syntax", limit, unit))
+	}
+	switch {
+	case len(tokens) > wordsMax:
+		return refuse(key, wordsMax, "words")
+	case len(ipt.NewRule("", tokens...).String()) > iptablesMax:
+		return refuse(key, iptablesMax, "bytes")
+	}
+	for i, t := range tokens {
+		where := fmt.Sprintf("%s[%d]", key, i)
+		switch {
+		case len(valueOf("--u32", tokens, i)) > u32Max:
+			return refuse(where, u32Max, "bytes")
+		case len(valueOf("--hex-string --string", tokens, i)) > stringMax:
+			return refuse(where, stringMax, "bytes")
+		case strings.ContainsAny(t, ` "'\`) && valueOf(quotedOptions, tokens, i) == "":
+			return cni.Refuse(where, t, unquotedReason)
+		}
+	}
+	return nil
+}
 
 // syntaxOf returns the backend whose syntax a condition has.
 func syntaxOf(tokens []string) ipt.Backend {
@@ -372,16 +408,21 @@ func checkTokens(key string, tokens []string) error {
 // addressList returns the addresses in a token of a condition in iptables' syntax, or "". iptables adds a rule for each
 // address of a list, and for each pair of a source and a destination. A number, such as 10, is also an address.
 func addressList(tokens []string, i int) string {
-	const options = "-s --source --src -d --destination --dst"
 	t := tokens[i]
-	option, value, _ := strings.Cut(t, "=")
-	switch {
-	case i > 0 && isWord(options, tokens[i-1]):
-		return t
-	case isWord(options, option):
-		return value
-	case strings.HasPrefix(t, "-s"), strings.HasPrefix(t, "-d"):
+	if strings.HasPrefix(t, "-s") || strings.HasPrefix(t, "-d") {
 		return t[2:]
+	}
+	return valueOf("-s --source --src -d --destination --dst", tokens, i)
+}
+
+// valueOf returns the value in a token, if it belongs to one of the options; otherwise "".
+func valueOf(options string, tokens []string, i int) string {
+	option, value, _ := strings.Cut(tokens[i], "=")
+	if i > 0 && isWord(options, tokens[i-1]) {
+		return tokens[i]
+	}
+	if isWord(options, option) {
+		return value
 	}
 	return ""
 }

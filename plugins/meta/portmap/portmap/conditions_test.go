@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -148,33 +149,59 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 		}
 	})
 
-	// longRule returns tokens with which an entry rule is longer than a line that iptables-restore reads. The text rest
-	// begins where the line is cut.
-	longRule := func(rest string) (tokens []string) {
+	// longRule returns tokens with which an entry rule is longer than a line that iptables-restore reads, if iptables
+	// lists filler as listed. The text rest begins where the line is cut.
+	longRule := func(filler, listed, rest string) (tokens []string) {
 		r := &record{Attachment: cni.Attachment{Network: "net1", ContainerID: "c1-2"},
 			Mappings: []mapping{{Proto: 6, HostPort: 8080, ContainerPort: 80}}}
 		entry, _, _ := strings.Cut(r.entryRules(nft.IPv4)[0].Append(), " -j ")
-		const line, token = 10239, ` -m comment --comment `
+		const line, token, count = 10239, ` -m comment --comment ""`, 75
 		length := len(entry)
-		for line-length > 300 {
-			tokens = append(tokens, "-m", "comment", "--comment", strings.Repeat("a", 200))
-			length += len(token) + 200
+		for line-length > 200 {
+			tokens = append(tokens, "-m", "comment", "--comment", strings.Repeat(filler, count))
+			length += len(token) + count*len(listed)
 		}
 		return append(tokens, "-m", "comment", "--comment",
-			strings.Repeat("b", line-length-len(token+`"`))+rest)
+			strings.Repeat("b", line-length-len(token)+len(`"`))+rest)
 	}
+	restore := func(w *world) { w.Cmd("sh", "-c", "iptables-save -t nat | iptables-restore") }
 
 	for _, k := range kinds[1:] {
 		It("adds no other rule, because "+k.name+" would cut it into two lines", Label("kernel"),
 			nstest.Variant(k.variant), func() {
 				nstest.UseVariant(k.variant)
 				w, a := newContainer()
+				restore(w)
 				before := w.rules()
-				o := a.call("ADD", k.config, ports("8080:80"), Object{"conditionsV4": longRule(
-					"-A PREROUTING -p udp -j REDIRECT --to-ports 1 -m comment --comment x")})
-				Expect(strings.Count(w.natRules(), "REDIRECT")).To(BeZero(), o.text())
-				Expect(w.rules()).To(Equal(before))
-				Expect(o.Msg).To(Equal("conditionsV4: has more than 8192 bytes, the maximum in iptables' syntax"))
+				for filler, listed := range map[string]string{"a ": "a ", "'": `\'`} {
+					o := a.call("ADD", k.config, ports("8080:80"), Object{"conditionsV4": longRule(filler, listed,
+						"-A PREROUTING -p udp -j REDIRECT --to-ports 1 -m comment --comment x")})
+					restore(w)
+					Expect(strings.Count(w.natRules(), "REDIRECT")).To(BeZero(), o.text())
+					Expect(w.rules()).To(Equal(before))
+					Expect(o.Msg).To(MatchRegexp("^conditionsV4: has more than .*, the maximum in iptables' syntax$"))
+				}
+			})
+
+		It("has at most as many bytes and words as an administrator of "+k.name+" can save and restore",
+			Label("kernel"), nstest.Variant(k.variant), func() {
+				nstest.UseVariant(k.variant)
+				w, a := newContainer()
+				fill := func(words ...string) []string {
+					return slices.Repeat(words, min(iptablesMax/len(ipt.NewRule("", words...).String()),
+						wordsMax/len(words)))
+				}
+				test := "0" + strings.Repeat("&0", 9) + "=0:1" + strings.Repeat(",0:1", 9)
+				test += strings.Repeat("&&"+test, min(u32Max/len("&&"+test), 10)-1)
+				for _, tokens := range [][]string{fill("-mcomment", "--comment="+strings.Repeat("'", 250)),
+					fill("-mu32", "--u32="+test), fill("-mtime"),
+					fill("-mstring", "--algo=bm", "--string="+strings.Repeat("é", stringMax/2))} {
+					a.add(k.config, ports("8080:80"), Object{"conditionsV4": tokens})
+					before := w.natRules()
+					restore(w)
+					Expect(w.natRules()).To(Equal(before))
+					a.del(k.config)
+				}
 			})
 	}
 
