@@ -41,7 +41,7 @@ type client struct {
 
 const (
 	// exchangeTime limits an exchange. The next exchange verifies again that the namespace is used.
-	exchangeTime  = 4 * time.Second
+	exchangeTime  = 10 * time.Second
 	useInterval   = time.Minute      // how often a client with nothing to send verifies that the namespace is used
 	maxRetryPause = 10 * time.Second // longest pause after a failed exchange
 )

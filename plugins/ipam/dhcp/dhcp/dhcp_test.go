@@ -143,6 +143,22 @@ var _ = Describe("a lease", func() {
 		l.Add(l.call("ADD", c))
 	})
 
+	It("is renewed by a server that answers late", Label("slow"), func() {
+		s, d := l.begin(shortLease(600)...)
+		l.configure(c)
+		Eventually(d.log).Should(gbytes.Say("leased"))
+		s.set(func(s *server) {
+			s.script = func(s *server, _, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 {
+				time.AfterFunc(5*time.Second, func() {
+					_, _ = s.conn.WriteTo(answer.ToBytes(), &net.UDPAddr{IP: net.IPv4(10, 9, 0, 255), Port: 68})
+				})
+				return nil
+			}
+		})
+		// The next request is sent 14 seconds after the first one.
+		Eventually(d.log).WithTimeout(12 * time.Second).Should(gbytes.Say("leased"))
+	})
+
 	DescribeTable("is not acquired, and the error has the reason", func(port, want string) {
 		l.serve(dhcpv4.WithoutOption(dhcpv4.OptionSubnetMask))
 		l.start("-resendtimeout", "1s")
