@@ -390,6 +390,24 @@ var _ = Describe("the daemon", func() {
 		Entry("at SIGKILL, with its socket", syscall.SIGKILL),
 	)
 
+	It("starts with unreadable records, names them, and continues the other leases", Label("lease-record"), func() {
+		_, d := l.begin()
+		l.Add(l.call("ADD", c))
+		r := l.records()
+		other := l.container()
+		added := l.Add(l.call("ADD", other))
+		d.end(syscall.SIGTERM)
+		broken := filepath.Join(filepath.Dir(r[0]), strings.Repeat("0", 64)+".json")
+		l.Cmd("sh", "-c", "echo broken >"+broken)
+		l.Cmd("mount", "--bind", "/sys/class/net/lo/speed", r[0]) // whose content cannot be read
+		d = l.start()
+		log := string(d.log.Contents())
+		Expect(log).To(And(ContainSubstring("invalid argument"), ContainSubstring("file="+r[0]),
+			ContainSubstring("file="+broken)))
+		l.Succeeds(l.withPrevResult("CHECK", other, added))
+		Expect(l.records()).To(ContainElements(r[0], broken))
+	})
+
 	It("drops, after a restart, the leases of containers that no longer exist", func() {
 		_, d := l.begin()
 		l.Add(l.call("ADD", c))

@@ -57,9 +57,7 @@ func (d *daemon) run(env skel.Env) error {
 		}
 		defer os.Remove(d.pidFile)
 	}
-	if err := d.restore(); err != nil {
-		return err
-	}
+	d.restore()
 	d.goroutines.Go(func() {
 		if err := d.watchMounts(); d.ctx.Err() == nil {
 			d.log.Warn("cannot watch the mount table", "error", err)
@@ -140,10 +138,13 @@ func socketCount(env skel.Env) string {
 }
 
 // restore starts a client for each record of a former daemon. Leases whose renewal is due are requested again
-// (INIT-REBOOT). Leases whose container no longer exists end immediately.
-func (d *daemon) restore() error {
+// (INIT-REBOOT). Leases whose container no longer exists end immediately. The files of unreadable records stay.
+func (d *daemon) restore() {
 	all, err := d.records4.All()
 	all6, err6 := d.records6.All()
+	if err := errors.Join(err, err6); err != nil {
+		d.log.Warn("cannot read all leases", "error", err)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range append(all, all6...) {
@@ -159,7 +160,14 @@ func (d *daemon) restore() error {
 		}
 		c.start()
 	}
-	return errors.Join(err, err6)
+	for _, isV6 := range []bool{false, true} {
+		files, _ := filepath.Glob(d.recordsOf(isV6).Path + "/*.json") // a path without patterns
+		for _, file := range files {
+			if d.clients[clientKey{strings.TrimSuffix(filepath.Base(file), ".json"), isV6}] == nil {
+				d.log.Warn("the lease of an unreadable record is not renewed", "file", file)
+			}
+		}
+	}
 }
 
 // handle reads a call, carries it out and writes the answer. Without the plugin's receipt, it releases a new lease.
