@@ -13,6 +13,7 @@ import (
 	"github.com/onsi/gomega/types"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -669,6 +670,24 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			HaveField("Advice", "restart the container: hawser reapply cannot restore objects of the reference's "+
 				"bridge")))
 		Expect(found[1]).To(HaveField("What", HaveSuffix("portmap: its host ports are missing")))
+	})
+
+	It("finds an address that the DHCP daemon does not renew", func() {
+		nstest.Build("dhcp")
+		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+			{"type": "bridge", "bridge": "cni0", "ipam": {"type": "dhcp"}}]}`)
+		m.IP("link add cni0 type bridge", "link set cni0 up", "addr add 10.88.0.1/24 dev cni0")
+		daemon := plugintest.DHCPDaemon(m.Host, "/opt/cni/bin")
+		plugintest.ServeDHCP(m.Host, "cni0", "10.88.0.50,10.88.0.50")
+		m.up(newPod("c1", "web-0"))
+		m.Cmd("rm", "-r", "/run/hawser/dhcp")
+		Expect(m.finds()).To(BeEmpty(), "the daemon still knows the lease")
+		Expect(daemon.Process.Kill()).To(Succeed())
+		_ = daemon.Wait()
+		m.Cmd("rm", "/run/cni/dhcp.sock")
+		plugintest.DHCPDaemon(m.Host, "/opt/cni/bin")
+		Expect(m.finds()).To(ConsistOf(And(HaveField("ID", "lost-lease"),
+			HaveField("What", "no lease exists for 10.88.0.50 of pod shop/web-0 on \"pods\""))))
 	})
 
 	It("finds disabled forwarding of all interfaces once", func() {

@@ -2,6 +2,7 @@ package tool
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,16 +40,19 @@ func summarize(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// lostLeases finds addresses of live containers that host-local would lease again, because no lease exists.
+// lostLeases finds addresses of live containers that host-local would lease again, because no lease exists, or that the
+// DHCP daemon does not renew.
 func lostLeases(f *facts) {
 	if f.isUnread {
 		return
 	}
+	ctx, cancel := context.WithTimeout(f.ctx, 10*time.Second) // the daemon may hang
+	defer cancel()
 	var lost []string
 	for _, a := range f.attachments {
 		list := node.FindList(f.allLists, a.Network)
-		isSkipped := a.Orphan != "" || a.File == "" || !f.isSelected(a) || !uses(list, "host-local")
-		if isSkipped || len(a.Held(cni.HeldAddress)) > 0 {
+		isSkipped := a.Orphan != "" || a.File == "" || !f.isSelected(a) || len(a.Held(cni.HeldAddress)) > 0
+		if isSkipped || !uses(list, "host-local") && !f.isUnknownToDHCP(ctx, list, a) {
 			continue
 		}
 		sets := list.RangeSets() // empty if the runtime sends the ranges
@@ -60,6 +65,17 @@ func lostLeases(f *facts) {
 		}
 	}
 	f.addAll("lost-lease", "no lease exists for %s", lost)
+}
+
+// isUnknownToDHCP reports whether the DHCP daemon has no lease of the attachment. The reference plugin's daemon cannot
+// be asked.
+func (f *facts) isUnknownToDHCP(ctx context.Context, list node.List, a *node.Attachment) bool {
+	i := slices.IndexFunc(list.Plugins, func(e node.Entry) bool { return e.HasIPAM("dhcp") })
+	if i < 0 || !a.IsLive() || !f.HasPlugin(list.Plugins[i].IPAM.Type) {
+		return false
+	}
+	single := only(list, list.Plugins[i].IPAM.Type, i)
+	return node.IsDrift(f.Check(ctx, node.Call{Command: "CHECK", Attachment: a, List: single}))
 }
 
 // orphans finds holdings of containers that no longer exist.

@@ -32,9 +32,7 @@ func notReady(f *facts) {
 					continue
 				}
 				isDHCP := cni.IsPlugin(plugin, "dhcp")
-				entry := node.Entry{Type: plugin, Raw: list.Plugins[i].Raw}
-				single := node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{entry}}
-				err := f.Status(f.ctx, single)
+				err := f.Status(f.ctx, only(list, plugin, i))
 				// The error concerns only Hawser's plugin, but the installed one is the reference's.
 				isOnlyOurs := installed.kind != ours && !isDHCP && !strings.Contains(fmt.Sprint(err), missingKind)
 				if err == nil || seen[err.Error()] || isPermission(err) || isOnlyOurs {
@@ -49,6 +47,12 @@ func notReady(f *facts) {
 			}
 		}
 	}
+}
+
+// only returns a list of one plugin, a main or IPAM plugin of an entry of the list.
+func only(list node.List, plugin string, entry int) node.List {
+	single := node.Entry{Type: plugin, Raw: list.Plugins[entry].Raw}
+	return node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{single}}
 }
 
 // missingKind is the beginning of an error about a kind of interface that the kernel cannot create.
