@@ -332,6 +332,7 @@ func isNumber(text string) bool {
 const (
 	conditionMax = 1 << 14 // bytes of all conditions of a family
 	rulesMax     = 256     // rules in iptables for one port
+	allRulesMax  = 1 << 12 // rules in iptables for all ports, in one family
 
 	// For checkListed. iptables-restore reads at most 255 words and 10,238 bytes of a rule, 1,023 bytes of a word, and
 	// 256 bytes of a string in hexadecimal. iptables-save prints up to twice as many bytes as iptables was given,
@@ -386,12 +387,10 @@ func checkTokens(key string, tokens []string) error {
 	if len(strings.Join(tokens, " ")) > conditionMax {
 		return cni.Refuse(key, nil, fmt.Sprintf("has more than %d bytes", conditionMax))
 	}
-	rules := 1
+	if ruleCount(tokens) > rulesMax {
+		return cni.Refuse(key, nil, fmt.Sprintf("has lists of addresses that make more than %d rules", rulesMax))
+	}
 	for i, t := range tokens {
-		rules *= min(1+strings.Count(addressList(tokens, i), ","), rulesMax+1)
-		if syntaxOf(tokens) == iptables && rules > rulesMax {
-			return cni.Refuse(key, nil, fmt.Sprintf("has lists of addresses that make more than %d rules", rulesMax))
-		}
 		where := fmt.Sprintf("%s[%d]", key, i)
 		switch {
 		case t == "":
@@ -403,6 +402,17 @@ func checkTokens(key string, tokens []string) error {
 		}
 	}
 	return problems.Err()
+}
+
+// ruleCount returns the number of rules that iptables adds for one rule with the condition, but at most rulesMax+1.
+func ruleCount(tokens []string) int {
+	count := 1
+	for i := range tokens {
+		if syntaxOf(tokens) == iptables {
+			count = min(count*(1+strings.Count(addressList(tokens, i), ",")), rulesMax+1)
+		}
+	}
+	return count
 }
 
 // addressList returns the addresses in a token of a condition in iptables' syntax, or "". iptables adds a rule for each

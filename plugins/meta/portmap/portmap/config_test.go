@@ -400,6 +400,20 @@ var _ = Describe("the configuration", func() {
 			`conditionsV4[0]: "ip saddr 10.0.0.1 accept; drop" would end the condition`),
 	)
 
+	It("makes at most 4,096 rules of iptables for all ports", func() {
+		addrs := strings.Repeat("10.0.0.1,", 15) + "10.0.0.1"
+		with := func(count int) string {
+			entries := make([]string, count)
+			for i := range entries {
+				entries[i] = fmt.Sprintf(`{"hostPort":%d,"containerPort":80,"protocol":"tcp"}`, i+1)
+			}
+			return fmt.Sprintf(`"conditionsV4":["-s",%q,"-d",%[1]q],`, addrs) + mappingsOf(strings.Join(entries, ","))
+		}
+		Expect(parse(with(240))).NotTo(BeZero())
+		_, err := parse(with(241))
+		Expect(err).To(MatchError("conditionsV4: makes 4352 rules for 241 port mappings, more than 4096"))
+	})
+
 	It("is refused for everything that is wrong with it at once", func() {
 		_, err := parse(`"backend":"ipvs","markMasqBit":40,"conditionsV4":["-s","","a\nb"],"conditionsV6":["ip6;"],` +
 			mappingsOf(`{"hostPort":70000,"containerPort":0,"protocol":"icmp","hostIP":"y"},`+
