@@ -142,6 +142,8 @@ func Restore(ctx context.Context, all []*skel.Request,
 		}
 	}
 	// The error is dropped, because CHECK finds whatever was not restored.
-	missing, _ := masq.Restore(ctx, nf, wanted, netplugin.AttachedFunc(all))
+	missing, _ := masq.Restore(ctx, nf, wanted, func(marks []string) map[string]bool {
+		return netplugin.Attached(all, marks)
+	})
 	return missing
 }

@@ -16,6 +16,7 @@ package masq
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -79,9 +80,11 @@ func (c Config) add(ctx context.Context, nf *nft.Conn, isReapply bool) error {
 var ErrNoRecord = errors.New("no record of these rules")
 
 // Restore restores the attachments' rules on nftables in one batch, because another program may have flushed them. It
-// returns what was missing, by the attachment's mark. It skips attachments that do not exist. If an attachment ends
-// concurrently, either Restore or DelElements in its DEL removes the restored rules.
-func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark string) bool) (map[string]error, error) {
+// returns what was missing, by the attachment's mark. It skips attachments that do not exist, which it asks exists. If
+// an attachment ends concurrently, either Restore or DelElements in its DEL removes the restored rules.
+func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(marks []string) map[string]bool) (
+	missing map[string]error, err error,
+) {
 	var wanted []nft.Item
 	isFormer, err := formerMarks(nf, all)
 	if err != nil {
@@ -98,9 +101,14 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark s
 	}
 	o := Config{}.owned()
 	o.Chain = func(name string) (nft.Chain, bool) { return configs[name].chainByName(name) }
-	missing, err := o.Restore(ctx, nf, wanted, exists)
+	lacking, err := o.Lacking(nf, wanted)
+	if err != nil {
+		return nil, err
+	}
+	missing, err = o.Restore(ctx, nf, wanted, exists(lacking))
+	stillExists := exists(slices.Collect(maps.Keys(missing)))
 	for mark := range missing {
-		if !exists(mark) {
+		if !stillExists[mark] {
 			delete(missing, mark)
 			err = errors.Join(err, o.Remove(ctx, nf, wanted, func(live string) bool { return live == mark }))
 		}

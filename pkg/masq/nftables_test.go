@@ -366,7 +366,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		two.Link = one.Link
 		restored := func() (missing map[string]error) {
 			with(host, func(ctx context.Context, nf *nft.Conn) {
-				missing = nstest.Must(masq.Restore(ctx, nf, []masq.Config{one, two}, func(string) bool { return true }))
+				missing = nstest.Must(masq.Restore(ctx, nf, []masq.Config{one, two}, allExist))
 			})
 			return missing
 		}

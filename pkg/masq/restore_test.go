@@ -2,6 +2,7 @@ package masq_test
 
 import (
 	"context"
+	"fmt"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -11,6 +12,19 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
+
+// existing returns what Restore asks, with the answer of exists for each mark.
+func existing(exists func(mark string) bool) func(marks []string) map[string]bool {
+	return func(marks []string) map[string]bool {
+		found := map[string]bool{}
+		for _, mark := range marks {
+			found[mark] = exists(mark)
+		}
+		return found
+	}
+}
+
+var allExist = existing(func(string) bool { return true })
 
 var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 	ctx := context.Background()
@@ -36,18 +50,37 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 
 	It("skips an attachment that does not exist", func() {
 		on(func(nf *nft.Conn, rules func() string) {
-			missing, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(mark string) bool {
+			missing, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, existing(func(mark string) bool {
 				return mark != ended.Attachment.Mark()
-			})
+			}))
 			Expect(err).NotTo(HaveOccurred())
 			Expect(missing).To(HaveLen(1))
 			Expect(rules()).To(restored)
 		})
 	})
 
+	It("delays no ADD while it reads a namespace", func() {
+		on(func(nf *nft.Conn, rules func() string) {
+			added := 0
+			missing, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, existing(func(mark string) bool {
+				added++
+				other := nft.New()
+				defer other.Close()
+				soon, cancel := context.WithTimeout(ctx, nstest.Patience(nstest.Hang))
+				defer cancel()
+				Expect(masq.Add(soon, other, of(fmt.Sprint("other-", added), "10.1.0.4/24"))).To(Succeed())
+				return true
+			}))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(missing).To(HaveLen(2))
+			Expect(rules()).To(And(ContainSubstring(" other-1 "), ContainSubstring(" lives ")))
+		})
+	})
+
 	It("adds nothing if none of the attachments exists", func() {
 		on(func(nf *nft.Conn, rules func() string) {
-			Expect(masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(string) bool { return false })).To(BeEmpty())
+			none := existing(func(string) bool { return false })
+			Expect(masq.Restore(ctx, nf, []masq.Config{ended, lives}, none)).To(BeEmpty())
 			Expect(rules()).To(BeEmpty())
 		})
 	})
@@ -55,12 +88,12 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 	It("is undone if the attachment ended in between", func() {
 		on(func(nf *nft.Conn, rules func() string) {
 			asked := 0
-			missing, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(mark string) bool {
+			missing, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, existing(func(mark string) bool {
 				if mark == ended.Attachment.Mark() {
 					asked++
 				}
 				return mark != ended.Attachment.Mark() || asked == 1
-			})
+			}))
 			Expect(err).NotTo(HaveOccurred())
 			Expect(missing).To(HaveLen(1))
 			Expect(rules()).To(restored)
@@ -74,7 +107,7 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 				c.Addrs = nil
 			}
 			Expect(masq.Del(ctx, nf, c)).To(Succeed())
-			_, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(string) bool { return true })
+			_, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, allExist)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(rules()).To(ContainSubstring(" ended "))
 			Expect(masq.DelElements(ctx, nf, c)).To(Succeed())

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -80,14 +82,42 @@ func VerifyAttached(req *skel.Request) error {
 	return nil
 }
 
-// AttachedFunc returns a function that reports whether VerifyAttached succeeds for the request with a mark. It returns
-// false for other marks.
-func AttachedFunc(all []*skel.Request) func(mark string) bool {
-	byMark := make(map[string]*skel.Request, len(all))
+const (
+	maxReads = 16          // number of namespaces that Attached reads simultaneously
+	readTime = time.Second // for a namespace, because a container can disturb or slow down the reading
+)
+
+// Attached reports whether VerifyAttached succeeds for the requests with these marks. A namespace that cannot be read in
+// time is not in the result. The caller must hold no lock, because a container can delay the call.
+func Attached(all []*skel.Request, marks []string) map[string]bool {
+	return attached(all, marks, VerifyAttached)
+}
+
+func attached(all []*skel.Request, marks []string, verify func(*skel.Request) error) map[string]bool {
+	var lock sync.Mutex
+	var reads sync.WaitGroup
+	found, slots := map[string]bool{}, make(chan struct{}, maxReads)
 	for _, req := range all {
-		byMark[req.Mark()] = req
+		mark := req.Mark()
+		if !slices.Contains(marks, mark) {
+			continue
+		}
+		slots <- struct{}{}
+		reads.Go(func() {
+			result := make(chan error, 1)
+			go func() { result <- verify(req) }()
+			select {
+			case err := <-result:
+				lock.Lock()
+				found[mark] = err == nil
+				lock.Unlock()
+			case <-time.After(readTime):
+			}
+			<-slots
+		})
 	}
-	return func(mark string) bool { return byMark[mark] != nil && VerifyAttached(byMark[mark]) == nil }
+	reads.Wait()
+	return found
 }
 
 // NotRestored returns the error of a Reapply that restores nothing because of reason. It returns nil if reason is nil.

@@ -33,3 +33,23 @@ var _ = DescribeTable("an interface is attached with a link-local address that t
 	Entry("of IPv4", "169.254.7.2/16"),
 	Entry("of IPv6", "fe80::7/64"),
 )
+
+var _ = It("a namespace whose reading takes long delays no other one", func() {
+	var all []*skel.Request
+	var marks []string
+	for _, id := range []string{"slow", "ended", "lives"} {
+		all = append(all, &skel.Request{Attachment: cni.Attachment{Network: "net", ContainerID: id, IfName: "eth0"}})
+		marks = append(marks, all[len(all)-1].Mark())
+	}
+	never := make(chan bool)
+	DeferCleanup(func() { close(never) })
+	Expect(netplugin.AttachedBy(all, marks, func(req *skel.Request) error {
+		switch req.ContainerID {
+		case "slow":
+			<-never
+		case "ended":
+			return netplugin.ErrEnding
+		}
+		return nil
+	})).To(Equal(map[string]bool{marks[1]: false, marks[2]: true}))
+})

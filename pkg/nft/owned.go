@@ -268,10 +268,26 @@ func (tx *Tx) stage(items []Item, found map[string]Element) {
 	}
 }
 
-// Restore adds missing items, except items of owners that do not exist, and the missing parts of the layout and of the
-// chains that items go to. Another owner's element with the key of an item stays. missing has the differences, by the
-// owner's mark. If only shared parts were missing, it has one difference, for the first owner.
-func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(mark string) bool) (
+// Lacking returns the owners of missing items. Callers of Restore examine these owners before they take locks.
+func (o Owned) Lacking(c *Conn, items []Item) (owners []string, err error) {
+	live, err := o.liveElements(c, items)
+	for i, e := range live {
+		if difference(items[i], e) != "" {
+			owners = append(owners, items[i].owner())
+		}
+	}
+	slices.Sort(owners)
+	return slices.Compact(owners), err
+}
+
+// owner returns the mark of the item's owner.
+func (it Item) owner() string { return cmp.Or(it.Owner, it.Comment) }
+
+// Restore adds missing items of owners that exist, and the missing parts of the layout and of the chains that items go
+// to. exists reports whether owners exist, by their marks. An owner that is not in it has lost its items since Lacking.
+// Another owner's element with the key of an item stays. missing has the differences, by the owner's mark. If only
+// shared parts were missing, it has one difference, for the first owner.
+func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists map[string]bool) (
 	missing map[string]error, err error,
 ) {
 	if len(items) == 0 {
@@ -279,7 +295,6 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 	}
 	err = o.Update(ctx, c, func(tx *Tx) error {
 		missing = map[string]error{}
-		ownerExists := map[string]bool{} // for owners that lack an item
 		live, err := o.liveElements(tx.Conn, items)
 		if err != nil {
 			return err
@@ -296,11 +311,8 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 				continue
 			}
 			if what := difference(it, live[i]); what != "" {
-				owner := cmp.Or(it.Owner, it.Comment)
-				if _, isKnown := ownerExists[owner]; !isKnown {
-					ownerExists[owner] = exists(owner)
-				}
-				if !ownerExists[owner] {
+				owner := it.owner()
+				if !exists[owner] {
 					continue
 				}
 				missing[owner] = errors.Join(missing[owner], o.itemDrift(it, what))
@@ -312,8 +324,7 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 			return nil
 		}
 		if err = tx.Put(own, nil); err == nil && len(missing) == 0 && len(tx.msgs) > 0 {
-			first := cmp.Or(own[0].Owner, own[0].Comment)
-			missing[first] = drift(o.Layout.Table, "shared chains", "rules are missing")
+			missing[own[0].owner()] = drift(o.Layout.Table, "shared chains", "rules are missing")
 		}
 		return err
 	})

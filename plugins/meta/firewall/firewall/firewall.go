@@ -91,12 +91,13 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 // records.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	c := newCall(req)
+	unattached := netplugin.VerifyAttached(req) // before the lock, because a container can delay it
 	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Req.Hash())
 		if err != nil {
 			return err
 		}
-		reason := cmp.Or(r.checkRestorable(ok, req), netplugin.VerifyAttached(req))
+		reason := cmp.Or(r.checkRestorable(ok, req), unattached)
 		if err := netplugin.NotRestored("firewall rules", reason); err != nil {
 			return err
 		}

@@ -229,19 +229,18 @@ func (c call) keepUnpublished(ctx context.Context, r *record, others []nft.Item)
 }
 
 // restore restores elements and shared chains from the records, but neither lost policies nor rules in FORWARD. Like
-// DEL, it holds the lock of the records.
+// DEL, it holds the lock of the records. It reads the containers' namespaces before.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf := nft.New()
 	defer nf.Close()
-	missing := map[string]error{}
+	var lacking []string
+	for bit, items := range restorable(records(), all) {
+		owners, _ := owned(bit).Lacking(nf, items) // Restore returns the error
+		lacking = append(lacking, owners...)
+	}
+	attached, missing := netplugin.Attached(all, lacking), map[string]error{}
 	_ = records().Locked(ctx, func(s *store) error { // best effort: CHECK reports what is still missing
-		byBit := map[int][]nft.Item{}
-		for _, req := range all {
-			r, ok, err := s.Get(req.Hash())
-			if err == nil && r.checkRestorable(ok, req) == nil && r.Backend == nftables {
-				byBit[r.Bit] = append(byBit[r.Bit], r.items()...)
-			}
-		}
+		byBit := restorable(s, all)
 		if len(byBit) == 0 {
 			return nil
 		}
@@ -250,12 +249,24 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			return err
 		}
 		for bit, items := range byBit {
-			part, _ := owned(bit).Restore(ctx, nf, items, netplugin.AttachedFunc(all))
+			part, _ := owned(bit).Restore(ctx, nf, items, attached)
 			maps.Copy(missing, part)
 		}
 		return nil
 	})
 	return missing
+}
+
+// restorable returns the items of the records from which restore restores, by the bit of the fwmark.
+func restorable(s *store, all []*skel.Request) map[int][]nft.Item {
+	byBit := map[int][]nft.Item{}
+	for _, req := range all {
+		r, ok, err := s.Get(req.Hash())
+		if err == nil && r.checkRestorable(ok, req) == nil && r.Backend == nftables {
+			byBit[r.Bit] = append(byBit[r.Bit], r.items()...)
+		}
+	}
+	return byBit
 }
 
 // delNFTables removes the attachment's elements, and sets the policy of its bridge to remaining.

@@ -103,27 +103,21 @@ func (c call) verifyNFTables(r *record) error {
 }
 
 // restore restores elements and shared rules from the records, but no attachments with conditions. Like DEL, it holds
-// the lock of the records.
+// the lock of the records. It reads the containers' namespaces before.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf, host := nft.New(), rtnl.Host()
 	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
-	missing, restored := map[string]error{}, []*record{}
+	var lacking []string
+	_, byBit := restorable(records(), all)
+	for bit, items := range byBit {
+		owners, _ := owned(bit).Lacking(nf, items) // Restore returns the error
+		lacking = append(lacking, owners...)
+	}
+	attached, missing := netplugin.Attached(all, lacking), map[string]error{}
 	_ = records().Locked(ctx, func(s *store) error { // best effort: CHECK reports what is still missing
-		byBit := [32][]nft.Item{} // items by the bit of the fwmark
-		for _, req := range all {
-			r, ok, err := s.Get(req.Hash())
-			if err != nil || r.checkRestorable(ok, req) != nil || r.Backend != nftables || len(r.ownChains()) > 0 {
-				continue
-			}
-			restored = append(restored, &r)
-			items := r.items()
-			if r.Localnet != "" {
-				items = append(items, r.guardItem())
-			}
-			byBit[r.Options.MarkBit] = append(byBit[r.Options.MarkBit], items...)
-		}
+		restored, byBit := restorable(s, all)
 		for bit, items := range byBit {
-			part, _ := owned(bit).Restore(ctx, nf, items, netplugin.AttachedFunc(all))
+			part, _ := owned(bit).Restore(ctx, nf, items, attached)
 			maps.Copy(missing, part)
 		}
 		if len(missing) == 0 {
@@ -132,6 +126,23 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 		return flushAdded(host, restored...)
 	})
 	return missing
+}
+
+// restorable returns the records from which restore restores, and their items, by the bit of the fwmark.
+func restorable(s *store, all []*skel.Request) (restored []*record, byBit [32][]nft.Item) {
+	for _, req := range all {
+		r, ok, err := s.Get(req.Hash())
+		if err != nil || r.checkRestorable(ok, req) != nil || r.Backend != nftables || len(r.ownChains()) > 0 {
+			continue
+		}
+		restored = append(restored, &r)
+		items := r.items()
+		if r.Localnet != "" {
+			items = append(items, r.guardItem())
+		}
+		byBit[r.Options.MarkBit] = append(byBit[r.Options.MarkBit], items...)
+	}
+	return restored, byBit
 }
 
 var table = nft.Table{Family: nft.INet, Name: nft.TableName} // table that all plugins share

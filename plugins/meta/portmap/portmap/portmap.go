@@ -67,13 +67,14 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 // chain in between, nft fails.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	c := newCall(req)
+	unattached := netplugin.VerifyAttached(req) // before the lock, because a container can delay it
 	var r record
 	err := records().Locked(ctx, func(s *store) (err error) {
 		var ok bool
 		if r, ok, err = s.Get(c.Req.Hash()); err != nil {
 			return err
 		}
-		reason := cmp.Or(r.checkRestorable(ok, req), netplugin.VerifyAttached(req))
+		reason := cmp.Or(r.checkRestorable(ok, req), unattached)
 		if err := netplugin.NotRestored("host ports", reason); err != nil {
 			return err
 		}

@@ -1,0 +1,3 @@
+package netplugin
+
+var AttachedBy = attached
