@@ -287,6 +287,17 @@ func (l List) RangeSets() (sets []ranges.Set) {
 	return sets
 }
 
+// LeaseDir returns the directory of the leases of the list's host-local, or "" without host-local.
+func (l List) LeaseDir() string {
+	i := slices.IndexFunc(l.Plugins, func(e Entry) bool { return e.HasIPAM("host-local") })
+	if i < 0 {
+		return ""
+	}
+	var ipam struct{ DataDir string }
+	_ = json.Unmarshal(l.Plugins[i].Raw["ipam"], &ipam) // host-local refuses other types
+	return filepath.Join(cmp.Or(ipam.DataDir, "/var/lib/cni/networks"), l.Name)
+}
+
 // ResolveFlannel replaces each flannel entry of the list, in place, by the plugin entry that flannel delegates to. For
 // a container it is the entry that flannel saved for DEL, otherwise the entry of the next ADD.
 func (l List) ResolveFlannel(containerID string) List {

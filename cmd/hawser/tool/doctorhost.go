@@ -40,19 +40,27 @@ func summarize(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// lostLeases finds addresses of live containers that host-local would lease again, because no lease exists, or that the
-// DHCP daemon does not renew.
+// lostLeases finds addresses of live containers that host-local would lease again, because no lease exists or dataDir
+// was changed, or that the DHCP daemon does not renew.
 func lostLeases(f *facts) {
 	if f.isUnread {
 		return
 	}
 	ctx, cancel := context.WithTimeout(f.ctx, 10*time.Second) // the daemon may hang
 	defer cancel()
-	var lost []string
+	var lost, elsewhere []string
 	for _, a := range f.attachments {
+		if a.Orphan != "" || a.File == "" || !f.isSelected(a) {
+			continue
+		}
+		if addrs := a.Held(cni.HeldAddress); len(addrs) > 0 {
+			if dir := node.FindList(f.lists, a.Network).LeaseDir(); dir != "" && isLeasedElsewhere(a, dir) {
+				elsewhere = append(elsewhere, node.FirstWord(addrs[0])+" of "+describe(a))
+			}
+			continue
+		}
 		list := node.FindList(f.allLists, a.Network)
-		isSkipped := a.Orphan != "" || a.File == "" || !f.isSelected(a) || len(a.Held(cni.HeldAddress)) > 0
-		if isSkipped || !uses(list, "host-local") && !f.isUnknownToDHCP(ctx, list, a) {
+		if !uses(list, "host-local") && !f.isUnknownToDHCP(ctx, list, a) {
 			continue
 		}
 		sets := list.RangeSets() // empty if the runtime sends the ranges
@@ -65,6 +73,14 @@ func lostLeases(f *facts) {
 		}
 	}
 	f.addAll("lost-lease", "no lease exists for %s", lost)
+	f.addAll("lost-lease", "no lease exists in the list's dataDir, only in another one, for %s", elsewhere)
+}
+
+// isLeasedElsewhere reports whether all leases of the attachment are host-local's and none is in dir.
+func isLeasedElsewhere(a *node.Attachment, dir string) bool {
+	return !slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool {
+		return h.Kind == cni.HeldAddress && (h.Plugin != "host-local" || filepath.Dir(h.Kept) == dir)
+	})
 }
 
 // isUnknownToDHCP reports whether the DHCP daemon has no lease of the attachment. The reference plugin's daemon cannot
