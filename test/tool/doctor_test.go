@@ -188,7 +188,7 @@ func faults() []fault {
 			advises: "replace these containers: another container may get the same address",
 			make:    "mv /var/lib/cni/networks/pods/10.* /run/",
 			mend:    "mv /run/10.* /var/lib/cni/networks/pods/"},
-		{id: "lost-lease", says: "no lease exists in the list's dataDir, only in another one, for 10.88.0.2 of pod shop",
+		{id: "lost-lease", says: "no lease exists in the list's dataDir, only in another one, for 10.88.0.2 of",
 			make: edit(`"host-local",`, `"host-local", "dataDir": "/var/lib/cni/other",`), mend: restore},
 		{id: "forwarding-off", says: `net.ipv4.ip_forward is 0, and pod shop/web-0 on "pods" needs the host to route`,
 			advises: "sysctl -w net.ipv4.ip_forward=1, and remove what sets it to 0, such as a file in /etc/sysctl.d",
