@@ -87,8 +87,8 @@ const (
 	readTime = time.Second // for a namespace, because a container can disturb or slow down the reading
 )
 
-// Attached reports whether VerifyAttached succeeds for the requests with these marks. A namespace that cannot be read in
-// time is not in the result. The caller must hold no lock, because a container can delay the call.
+// Attached reports whether VerifyAttached succeeds for the requests with these marks. The result omits requests whose
+// namespace cannot be read in time. The caller must hold no lock, because a container can delay the call.
 func Attached(all []*skel.Request, marks []string) map[string]bool {
 	return attached(all, marks, VerifyAttached)
 }
