@@ -14,6 +14,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -295,6 +296,22 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		a.del()
 		b.del()
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
+	})
+
+	It("of one number at many addresses are not compared in pairs", func() {
+		var wanted, owned []hostPort
+		for i := range 50_000 {
+			low := [4]byte{10, 0, byte(i >> 8), byte(i)}
+			wanted = append(wanted, hostPort{Proto: 6, Port: 80, Addr: netip.AddrFrom4(low)})
+			low[1] = 1
+			owned = append(owned, hostPort{Proto: 6, Port: 80, Addr: netip.AddrFrom4(low)})
+		}
+		owned = append(owned, wanted[7])
+		began := time.Now()
+		out, first := call{&netplugin.Call{}}.conflicts(wanted, owned)
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(5*time.Second)))
+		Expect(out).To(Equal(wanted[7:8]))
+		Expect(first).To(Equal(wanted[7]))
 	})
 
 	It("go in one batch when they are the first, and when they replace a former owner's", func() {

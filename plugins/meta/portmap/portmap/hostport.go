@@ -45,21 +45,30 @@ func (p hostPort) isConflict(other hostPort, host *rtnl.Conn) bool {
 		other.Addr.IsUnspecified() && isLocal(host, p.Addr)
 }
 
+// at returns the port at another address, without its target.
+func (p hostPort) at(addr netip.Addr) hostPort {
+	return hostPort{Proto: p.Proto, Addr: addr, Port: p.Port}
+}
+
 // conflicts returns the wanted ports that conflict with a port of the owner, and the owner's port of the first one.
-// Both can have thousands of ports, so it does not compare each pair.
+// Both can have thousands of ports, also of one number, so it does not compare each pair.
 func (c call) conflicts(wanted, ownerPorts []hostPort) (out []hostPort, first hostPort) {
-	byNumber := map[uint16][]hostPort{}
+	atAddr, atAnyAddr := map[hostPort][]hostPort{}, map[hostPort][]hostPort{}
 	for _, o := range ownerPorts {
-		byNumber[o.Port] = append(byNumber[o.Port], o)
+		key, all := o.at(o.Addr), o.at(unspecified(nft.FamilyOf(o.Addr)))
+		atAddr[key], atAnyAddr[all] = append(atAddr[key], o), append(atAnyAddr[all], o)
 	}
 	for _, w := range wanted {
-		same := byNumber[w.Port]
-		i := slices.IndexFunc(same, func(o hostPort) bool { return w.isConflict(o, c.Host) })
+		candidates, all := atAnyAddr[w.at(w.Addr)], unspecified(nft.FamilyOf(w.Addr))
+		if w.Addr != all {
+			candidates = slices.Concat(atAddr[w.at(w.Addr)], atAddr[w.at(all)])
+		}
+		i := slices.IndexFunc(candidates, func(o hostPort) bool { return w.isConflict(o, c.Host) })
 		if i < 0 {
 			continue
 		}
 		if out == nil {
-			first = same[i]
+			first = candidates[i]
 		}
 		out = append(out, w)
 	}
