@@ -1,7 +1,10 @@
 package attach
 
 import (
+	"encoding/json"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,9 +134,9 @@ func (c *Call) refuseInnerSubnet(link rtnl.Link, inner, subnet netip.Prefix) err
 func isHostPair(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS == -1 }
 
 // FindHolder returns a description of the first container of another network that is connected to a link of the host,
-// or to a port of the link if that is a bridge, and has an address in dst. For a VLAN gateway, only ports in its VLAN
-// count. FindHolder returns the empty string if it finds no such container. It cannot find a container whose addresses
-// the kernel does not report.
+// or to a port of the link if that is a bridge, and has an address in dst that its ADD assigned. For a VLAN gateway,
+// only ports in its VLAN count. FindHolder returns the empty string if it finds no such container. It cannot find a
+// container whose addresses the kernel does not report.
 func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
 	ends, vlan := []rtnl.Link{link}, ""
 	if isHostPair(link) {
@@ -155,8 +158,11 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 			continue
 		}
 		addrs, err := c.Host.PeerAddrs(end, rtnl.FamilyOf(dst.Addr()))
-		i := slices.IndexFunc(addrs, dst.Contains)
-		if err != nil || i < 0 {
+		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return !dst.Contains(a) })
+		if len(addrs) > 0 {
+			addrs = assigned(addrs, end.Alias)
+		}
+		if err != nil || len(addrs) == 0 {
 			continue
 		}
 		isIn, err := c.isInVLAN(end, link, vlan)
@@ -168,7 +174,7 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 			if hasMark {
 				holder = owner.String()
 			}
-			return holder, addrs[i], nil
+			return holder, addrs[0], nil
 		}
 	}
 	return "", addr, nil
@@ -192,4 +198,47 @@ func (c *Call) isInVLAN(port, bridge rtnl.Link, vlan string) (bool, error) {
 	}
 	vlans, err := c.Host.VLANs(port.Index)
 	return slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.PVID && strconv.Itoa(int(v.ID)) == vlan }), err
+}
+
+// assigned returns the addresses that the ADD of the attachment with a mark assigned. A container with CAP_NET_ADMIN
+// can give itself any other address, which must not keep other networks from it. If the ADD's result is unknown,
+// assigned returns all addresses.
+func assigned(addrs []netip.Addr, mark string) []netip.Addr {
+	result := cachedResult(mark)
+	if result == nil {
+		return addrs
+	}
+	return slices.DeleteFunc(addrs, func(addr netip.Addr) bool {
+		return !slices.ContainsFunc(result.IPs, func(ip cni.IP) bool { return ip.Address.Addr() == addr })
+	})
+}
+
+// cachedResult returns the result of the ADD of the attachment with a mark, or nil if libcni's cache lacks it.
+func cachedResult(mark string) *cni.Result {
+	owner, isOwned := cni.ParseMark(mark)
+	if !isOwned {
+		return nil
+	}
+	var files []string
+	for _, dir := range []string{"", "multus/", "cache/"} { // "cache" is cri-dockerd's
+		// The mark may contain only the beginning of the ID, which has no meta characters.
+		found, _ := filepath.Glob("/var/lib/cni/" + dir + "results/*-" + owner.ContainerID + "*")
+		files = append(files, found...)
+	}
+	for _, file := range files {
+		var cached struct {
+			Network     string          `json:"networkName"`
+			ContainerID string          `json:"containerId"`
+			IfName      string          `json:"ifName"`
+			Result      json.RawMessage `json:"result"`
+		}
+		if data, err := os.ReadFile(file); err != nil || json.Unmarshal(data, &cached) != nil {
+			continue
+		}
+		owner = cni.Attachment{Network: cached.Network, ContainerID: cached.ContainerID, IfName: cached.IfName}
+		if result, err := cni.DecodeResult(cached.Result, "0.2.0"); err == nil && owner.Owns(mark) {
+			return result
+		}
+	}
+	return nil
 }

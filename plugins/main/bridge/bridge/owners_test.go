@@ -1,12 +1,16 @@
 package bridge
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -56,6 +60,35 @@ var _ = It("attaches two containers of a network, whose name is too long for a m
 	w.IP("neigh replace 10.1.0.2 lladdr 02:00:00:00:00:01 dev br") // as after an exchange of packets
 	w.Attach("successor", conf, "10.1.0.2/24 10.1.0.1")
 })
+
+var _ = It("refuses the address that a neighbor's ADD assigned, and not one that the neighbor gave to itself",
+	Label("live-owners", "kernel"), func() {
+		w := newWorld()
+		w.LendAddrs("pod", "10.1.0.2/24 10.1.0.1")
+		pod := Call{ID: "pod", Command: "ADD", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})}
+		for _, name := range []string{"tenant", strings.Repeat("t", 70)} { // too long for a mark
+			a := w.Attach("tenant", l3(Object{"name": name, "isGateway": true}), "10.1.0.3/24 10.1.0.1")
+			a.IP("addr add 10.1.0.2/32 dev eth0")
+			w.IP("neigh replace 10.1.0.2 lladdr 02:00:00:00:00:01 dev br") // as after an exchange of packets
+			refused := And(HavePrefix("address 10.1.0.2: "), ContainSubstring("tenant"), ContainSubstring("has it"))
+			Expect(w.Fails(pod, cni.CodeConflict)).To(refused, "without a record in libcni's cache")
+
+			remember := func(result string) {
+				record := Text(Object{"kind": "cniCacheV1", "networkName": name, "containerId": "tenant",
+					"ifName": "eth0", "result": json.RawMessage(result)})
+				file := "/var/lib/cni/results/" + name + "-tenant-eth0"
+				w.Do(func() {
+					Expect(os.MkdirAll(filepath.Dir(file), 0o755)).To(Succeed())
+					Expect(os.WriteFile(file, []byte(record), 0o600)).To(Succeed())
+				})
+			}
+			remember(strings.ReplaceAll(a.Result.Text, "10.1.0.3/", "10.1.0.2/"))
+			Expect(w.Fails(pod, cni.CodeConflict)).To(refused)
+			remember(a.Result.Text)
+			w.Succeeds(Attached{Call: pod, Result: w.Add(pod)}.As("DEL"))
+			w.Succeeds(a.As("DEL"))
+		}
+	})
 
 var _ = Describe("the masquerade of a live container", Label("live-owners", "kernel"), func() {
 	const addr, ownRoute = "10.1.0.2/24 10.1.0.1", "10.1.0.2/32"
