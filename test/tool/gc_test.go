@@ -106,14 +106,28 @@ func (g gcNode) gc(args ...string) (c collection, exit int) {
 // gcIn begins when the clock of files has gone on: what was written before is older than 0s then.
 func (g gcNode) gcIn(path string, args ...string) (c collection, exit int) {
 	GinkgoHelper()
+	return g.gcBy(nstest.Program{Path: nstest.Build("hawser"), Env: []string{"PATH=" + path}}, args...)
+}
+
+// gcWithoutNamespaces can enter no namespace.
+func (g gcNode) gcWithoutNamespaces(args ...string) collection {
+	GinkgoHelper()
+	nstest.NeedProgram("setpriv")
+	c, _ := g.gcBy(nstest.Program{Path: "setpriv", Args: []string{"--bounding-set", "-sys_admin",
+		nstest.Build("hawser")}, Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}}, args...)
+	return c
+}
+
+func (g gcNode) gcBy(p nstest.Program, args ...string) (c collection, exit int) {
+	GinkgoHelper()
 	clock := func() (t unix.Timespec) {
 		Expect(unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &t)).To(Succeed())
 		return t
 	}
 	written := clock()
 	Eventually(clock).ShouldNot(Equal(written))
-	out := g.Run(nstest.Program{Path: nstest.Build("hawser"), Args: append([]string{"gc", "--json", "--path",
-		"/opt/cni/bin"}, args...), Env: []string{"PATH=" + path}})
+	p.Args = append(append(p.Args, "gc", "--json", "--path", "/opt/cni/bin"), args...)
+	out := g.Run(p)
 	Expect(json.Unmarshal([]byte(out.Stdout), &c)).To(Succeed(), out.Stdout+out.Stderr)
 	return c, out.Exit
 }
@@ -284,6 +298,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 				c, exit := g.gc(append(now, "--yes")...)
 				Expect(exit).To(BeZero())
 				Expect(c.Attachments).To(And(HaveLen(2), HaveEach(HaveField("Kept", Not(BeEmpty())))))
+				Expect(g.gcWithoutNamespaces(now...).Attachments).To(HaveEach(HaveField("Kept", Not(BeEmpty()))))
 				Expect(g.Files("/var/lib/cni/networks")).To(Equal(was))
 			}
 			kept()
@@ -302,6 +317,15 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			g.Cmd("rm", "-r", "/run/hawser")
 			g.forgetNotes()
 		}))
+
+	It("keeps for a namespace that it cannot read nothing that certainly is not in it", func() {
+		g := newGCNode(ours(), "10.101.22")
+		g.runtime(lives)
+		g.up(newPod(lives, "web-0")).hold()
+		g.up(newPod(gone, "web-1")).Unpin()
+		Expect(g.gcWithoutNamespaces(now...).Attachments).To(ConsistOf(HaveField("ContainerID", lives),
+			And(HaveField("ContainerID", gone), HaveField("Why", ContainSubstring("no runtime knows")))))
+	})
 
 	It("finds a container without a path by its address where nothing else is written down", func() {
 		g := newGCNode(ours(), "10.101.16")

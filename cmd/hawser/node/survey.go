@@ -33,7 +33,7 @@ type Survey struct {
 	isOurs     func(file string) bool
 	// contents reads the namespaces, and goneTest returns ns.Gone's test. Each runs at most once, and only if an
 	// attachment may be garbage.
-	contents func() (*contents, error)
+	contents func() *contents
 	goneTest func() (func(ns.Identity) bool, error)
 }
 
@@ -45,7 +45,7 @@ type namespace struct {
 // contents represents the contents of the namespaces that containers may use.
 type contents struct {
 	marks  map[mark]uint64     // inode of the namespace that has the mark; 0 = not found
-	active map[uint64]bool     // namespaces that processes use and in which a link is up
+	active map[uint64]string   // why a container may be in the namespace although no mark shows it
 	owners map[uint64][]string // IDs of the containers that are known to be in each namespace
 }
 
@@ -94,8 +94,8 @@ func (s *Survey) CheckPIDs() error {
 		return err
 	}
 	isEvidence := func(a *Attachment) bool {
-		inode, err := s.namespaceOf(a)
-		return err == nil && s.namespaces[inode].isUsed && inode != s.hostInode ||
+		inode := s.namespaceOf(a)
+		return s.namespaces[inode].isUsed && inode != s.hostInode ||
 			slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.Processes == pidNS.Ino })
 	}
 	if pidNS.Ino == ns.InitialPIDs || len(s.Attachments) == 0 || slices.ContainsFunc(s.Attachments, isEvidence) {
@@ -108,7 +108,7 @@ func (s *Survey) CheckPIDs() error {
 // findNamespaces finds the host's network namespace, and all that processes are in, have open or have mounted.
 func (s *Survey) findNamespaces(former []*Attachment) error {
 	s.namespaces = map[uint64]namespace{}
-	s.contents = sync.OnceValues(func() (*contents, error) { return s.readNamespaces(former) })
+	s.contents = sync.OnceValue(func() *contents { return s.readNamespaces(former) })
 	var self unix.Stat_t
 	err := unix.Stat("/proc/self/ns/net", &self)
 	s.hostInode = self.Ino
@@ -143,9 +143,10 @@ func (s *Survey) isOfDHCPDaemon(path string) bool {
 }
 
 // readNamespaces reads all namespaces except the host's and the namespaces that unprivileged users created. No runtime
-// attaches the latter, and a user can create thousands of them.
-func (s *Survey) readNamespaces(former []*Attachment) (*contents, error) {
-	found := &contents{marks: map[mark]uint64{}, active: map[uint64]bool{}, owners: map[uint64][]string{}}
+// attaches the latter, and a user can create thousands of them. A container can cause an error, which therefore only
+// concerns its own namespace.
+func (s *Survey) readNamespaces(former []*Attachment) *contents {
+	found := &contents{marks: map[mark]uint64{}, active: map[uint64]string{}, owners: map[uint64][]string{}}
 	for _, a := range slices.Concat(s.Attachments, former) {
 		for _, m := range append(a.marks(), a.macMark()) {
 			found.marks[m] = 0
@@ -153,7 +154,7 @@ func (s *Survey) readNamespaces(former []*Attachment) (*contents, error) {
 	}
 	for inode, n := range s.namespaces {
 		if err := s.readNamespace(found, inode, n); err != nil {
-			return nil, err
+			found.active[inode] = "it cannot be read: " + err.Error()
 		}
 	}
 	for _, a := range s.Attachments {
@@ -163,7 +164,7 @@ func (s *Survey) readNamespaces(former []*Attachment) (*contents, error) {
 		}
 		found.owners[inode] = append(found.owners[inode], a.ContainerID)
 	}
-	return found, nil
+	return found
 }
 
 // readNamespace adds the marks of a namespace, and whether a link is up in it. A used namespace that is no longer at
@@ -172,16 +173,18 @@ func (s *Survey) readNamespace(found *contents, inode uint64, n namespace) error
 	if inode == s.hostInode {
 		return nil
 	}
+	if n.isUsed {
+		found.active[inode] = "processes use it"
+	}
 	netns, err := ns.Open(n.path)
 	if err != nil {
-		found.active[inode] = n.isUsed
 		return nil
 	}
 	defer netns.Close()
 	if id, err := netns.Identity(); err != nil || id.Inode != inode {
-		found.active[inode] = n.isUsed
 		return err
 	}
+	delete(found.active, inode)
 	if netns.IsUnprivileged() {
 		return nil
 	}
@@ -200,7 +203,9 @@ func (s *Survey) readNamespace(found *contents, inode uint64, n namespace) error
 	}
 	for _, l := range links {
 		names[l.Index] = l.Name
-		found.active[inode] = found.active[inode] || n.isUsed && l.Up && l.Index != loopback
+		if n.isUsed && l.Up && l.Index != loopback {
+			found.active[inode] = "processes use it, and a link in it is up"
+		}
 		record(mark{link: l.Name, mac: l.MAC.String()})
 	}
 	return errors.Join(err, c.EachAddr(func(link int, addr netip.Addr) { record(mark{link: names[link], addr: addr}) }))
@@ -268,34 +273,27 @@ func (s *Survey) exists(id ns.Identity) bool {
 
 // namespaceOf returns the inode of the existing namespace that is recorded for the attachment or has one of its marks;
 // 0 if no such namespace exists.
-func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
+func (s *Survey) namespaceOf(a *Attachment) (inode uint64) {
 	if inode = s.recordedNetns(a); inode != 0 {
-		return inode, nil
-	}
-	found, err := s.contents()
-	if err != nil {
-		return 0, err
+		return inode
 	}
 	for _, m := range a.marks() {
-		inode = cmp.Or(inode, found.marks[m])
+		inode = cmp.Or(inode, s.contents().marks[m])
 	}
-	return inode, nil
+	return inode
 }
 
-// unclaimedNetns returns the inode of a namespace that may be the attachment's although no record names it: processes
-// use it, a link in it is up, and no other container is known to be in it. It returns 0 if no namespace qualifies.
-func (s *Survey) unclaimedNetns(a *Attachment) (uint64, error) {
-	found, err := s.contents()
-	if err != nil {
-		return 0, err
-	}
+// unclaimedNetns returns the inode of a namespace that may be the attachment's although no record names it, and the
+// reason: no other container is known to be in it, and it is active or cannot be read. The inode is 0 if no namespace
+// qualifies.
+func (s *Survey) unclaimedNetns(a *Attachment) (inode uint64, reason string) {
 	isOther := func(id string) bool { return id != a.ContainerID }
-	for inode, isActive := range found.active {
-		if isActive && !slices.ContainsFunc(found.owners[inode], isOther) {
-			return inode, nil
+	for inode, reason := range s.contents().active {
+		if !slices.ContainsFunc(s.contents().owners[inode], isOther) {
+			return inode, reason
 		}
 	}
-	return 0, nil
+	return 0, ""
 }
 
 // lastWritten returns the latest time at which the runtime's record or a holding of the attachment was written.
@@ -335,11 +333,9 @@ func (s *Survey) Classify(a *Attachment, minAge MinAge) (garbage, kept string) {
 	case age <= minAge.Any:
 		return "", fmt.Sprintf("one of its files was written less than %s ago: its ADD may be in progress", minAge.Any)
 	}
-	inode, err := s.namespaceOf(a)
+	inode := s.namespaceOf(a)
 	isRecorded := len(a.identities()) > 0
 	switch {
-	case err != nil:
-		return "", "its namespace cannot be searched for: " + err.Error()
 	case s.namespaces[inode].isUsed:
 		return "", fmt.Sprintf("a process uses its namespace net:[%d]", inode)
 	case inode != 0 && age <= minAge.Pinned:
@@ -375,13 +371,9 @@ func (s *Survey) classifyRecorded(a *Attachment) (garbage, kept string) {
 // the host end no longer exists here, and it is only removed together with its peer.
 func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
 	if a.HostEnd() == "" && !slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.IsOfEarlierBoot }) {
-		other, err := s.unclaimedNetns(a)
-		switch {
-		case err != nil:
-			return "", "its namespace cannot be searched for: " + err.Error()
-		case other != 0:
-			return "", fmt.Sprintf("the namespace net:[%d] may be its own: processes use it, a link in it is up, and "+
-				"no other attachment is known to be in it", other)
+		if other, reason := s.unclaimedNetns(a); other != 0 {
+			return "", fmt.Sprintf("the namespace net:[%d] may be its own, because no other attachment is known to be "+
+				"in it: %s", other, reason)
 		}
 	}
 	switch {
@@ -419,9 +411,8 @@ func (s *Survey) isUsed(a *Attachment) bool {
 	if len(a.identities()) > 0 {
 		return s.namespaces[s.recordedNetns(a)].isUsed
 	}
-	found, err := s.contents()
 	m := a.macMark()
-	return err == nil && m.mac != "" && s.namespaces[found.marks[m]].isUsed
+	return m.mac != "" && s.namespaces[s.contents().marks[m]].isUsed
 }
 
 func FirstWord(text string) string {
