@@ -167,7 +167,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	})
 }
 
-// reapply restores the masquerade, forwarding on the host and the MAC spoof check.
+// reapply restores the MAC spoof check, the masquerade and forwarding on the host.
 func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	call, err := attach.Open(req)
 	if err != nil {
@@ -177,17 +177,28 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	if b.bridge, err = findBridge(call.Host, cfg.Bridge); err != nil {
 		return err
 	}
+	var spoofErr error
+	if cfg.MacSpoofChk {
+		spoofErr = b.reapplySpoofCheck(ctx)
+	}
 	masq, err := cfg.resolveMasq(call.Host, b.bridge, req.PrevResult.ContainerIPs(req.IfName))
-	if err != nil {
+	if err == nil {
+		err = call.Reapply(ctx, masq, b.bridge.Index, cfg.Gateway)
+	}
+	return errors.Join(spoofErr, err)
+}
+
+func (b *bridgeCall) reapplySpoofCheck(ctx context.Context) error {
+	if err := b.call.FindPair(b.bridge.Index); err != nil {
 		return err
 	}
-	if err := call.Reapply(ctx, masq, b.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
+	verify := func() error { return netplugin.NotRestored("macspoofchk", netplugin.VerifyAttached(b.call.Req)) }
+	if err := verify(); err != nil {
 		return err
 	}
-	err = b.formerSpoofCheck().add(ctx, call.NF)
-	// A DEL may have run before the check was added.
-	if reason := netplugin.NotRestored("macspoofchk", netplugin.VerifyAttached(req)); reason != nil {
-		return errors.Join(reason, deleteSpoofCheck(ctx, call.NF, req.Attachment, true))
+	err := b.formerSpoofCheck().add(ctx, b.call.NF)
+	if reason := verify(); reason != nil { // a DEL may have run before the check was added
+		return errors.Join(reason, deleteSpoofCheck(ctx, b.call.NF, b.call.Req.Attachment, true))
 	}
 	return err
 }
