@@ -324,7 +324,8 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 	It("is restored even if the masquerade is not", func() {
 		nstest.Need("iptables")
 		w := newWorld()
-		a := w.Attach("one", l3(Object{"macspoofchk": true, "ipMasq": true, "ipMasqBackend": "iptables"}), "10.1.0.2/24")
+		keys := Object{"macspoofchk": true, "ipMasq": true, "ipMasqBackend": "iptables"}
+		a := w.Attach("one", l3(keys), "10.1.0.2/24")
 		w.Cmd("sh", "-c", "nft flush ruleset; rm -r /run/hawser/masq")
 		Expect(w.Reapply(a.As("CHECK"))).To(ContainSubstring("masquerade: not restored: it has no record"))
 		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).NotTo(ContainSubstring("MAC spoof check"))
