@@ -297,6 +297,16 @@ var _ = It("finds a namespace without its path by its uses, or returns why it ma
 	Expect(<-errs).To(And(MatchError(unix.EACCES), Not(MatchError(ns.ErrNotExist))))
 })
 
+var _ = It("ends a search that takes too long with an error, so that nothing is proved", func() {
+	slow := ns.UsesWithin(1, "/proc")
+	var errs []error
+	for _, err := range slow {
+		errs = append(errs, err)
+	}
+	Expect(errs).To(ConsistOf(MatchError(unix.ETIMEDOUT)))
+	Expect(ns.HasProcess(open(nstest.NewNetns().Path), slow)).To(BeTrue())
+})
+
 // before returns an error unless the kernel is older than a release.
 func before(release string) error {
 	var u unix.Utsname

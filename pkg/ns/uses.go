@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -26,7 +27,8 @@ type Use struct {
 
 // Uses yields the uses of all network namespaces by the processes of a proc file system. Uses by descriptors are
 // searched only if descriptors is true. An error means that something could not be read, so that a namespace without a
-// use may still be in use. A namespace that only a socket keeps is not found.
+// use may still be in use. After 20 seconds, the search ends with an error. A namespace that only a socket keeps is not
+// found.
 func Uses(proc string, descriptors bool) iter.Seq2[Use, error] {
 	return func(yield func(Use, error) bool) {
 		s := search{proc: proc, descriptors: descriptors, yield: yield}
@@ -53,14 +55,17 @@ func OpenAs(path string, id Identity) (*NS, error) {
 	return n, nil
 }
 
-// HasProcess reports whether a thread that is visible in /proc is in the namespace.
-func (n *NS) HasProcess() bool {
+// HasProcess reports whether a thread that is visible in /proc is in the namespace. It returns true if there are too
+// many threads to examine.
+func (n *NS) HasProcess() bool { return n.hasProcess(Uses("/proc", false)) }
+
+func (n *NS) hasProcess(uses iter.Seq2[Use, error]) bool {
 	var st unix.Stat_t
 	if err := unix.Fstat(n.FD(), &st); err != nil {
 		return false
 	}
-	for use, err := range Uses("/proc", false) {
-		if err == nil && use.Inode == st.Ino && !use.IsMount {
+	for use, err := range uses {
+		if errors.Is(err, unix.ETIMEDOUT) || err == nil && use.Inode == st.Ino && !use.IsMount {
 			return true
 		}
 	}
@@ -128,7 +133,9 @@ type search struct {
 	proc        string
 	descriptors bool
 	yield       func(Use, error) bool
-	isStopped   bool // yield has returned false
+	limit       time.Duration // 0 means searchTime
+	end         time.Time
+	isStopped   bool // yield has returned false, or the time is over
 
 	self     unix.Statx_t       // this process's namespace: all network namespaces are on the same device
 	tasks    map[string]bool    // examined tasks
@@ -139,10 +146,14 @@ type search struct {
 
 const maxPasses = 16 // limit of passes over something that changes during each pass
 
+// searchTime limits a search, because containers can have many descriptors, and change them all the time.
+const searchTime = 20 * time.Second
+
 // run examines tasks until a pass finds no new one. A task that ended during a pass can have passed its namespace
 // only to a new task.
 func (s *search) run() {
 	s.tasks, s.mounts, s.mountNSs = map[string]bool{}, map[[2]string]bool{}, map[string]string{}
+	s.end = time.Now().Add(cmp.Or(s.limit, searchTime))
 	s.report(statx("/proc/self/ns/net", &s.self))
 	for range maxPasses {
 		before := len(s.tasks)
@@ -166,11 +177,19 @@ func (s *search) eachNumber(path string, do func(path string)) error {
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	for _, name := range names {
+		if !s.isStopped && time.Now().After(s.end) {
+			s.report(s.slow())
+			s.isStopped = true
+		}
 		if _, err := strconv.Atoi(name); err == nil && !s.isStopped {
 			do(path + "/" + name)
 		}
 	}
 	return err
+}
+
+func (s *search) slow() error {
+	return fmt.Errorf("the processes cannot be examined within %s: %w", cmp.Or(s.limit, searchTime), unix.ETIMEDOUT)
 }
 
 // report yields an error, unless it means that a process has ended. Reading mountinfo of an ended process is EINVAL.
@@ -351,6 +370,9 @@ func (s *search) searchHidden() error {
 		for mountNS, path := range s.mountNSs {
 			if s.mounts[[2]string{mountNS, "/"}] {
 				continue
+			}
+			if time.Now().After(s.end) {
+				return s.slow()
 			}
 			err := s.yieldMountsOf(path)
 			if isNew = s.mounts[[2]string{mountNS, "/"}]; !isNew {
