@@ -2,5 +2,6 @@ package statefile
 
 var (
 	FindHolder = findHolder
+	ByteHolder = byteHolder
 	Temporary  = temporary
 )

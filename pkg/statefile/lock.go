@@ -73,7 +73,7 @@ func LockByte(ctx context.Context, path string, offset uint64, object string) (*
 	t := target{
 		set: func(fd, how int) error { return lockByte(fd, how, offset) },
 		busy: func() error {
-			return fmt.Errorf("lock %s: %w %s", object, ErrBusy, processName(byteHolder(path, offset)))
+			return fmt.Errorf("lock %s: %w %s", object, ErrBusy, processName(byteHolder(path, offset, searchTime)))
 		},
 	}
 	return t.lock(ctx, fd, path, DefaultWait)
@@ -98,6 +98,11 @@ func wholeFile(path string) target {
 		return fmt.Errorf("lock %s: %w %s", path, ErrBusy, processName(fileHolder(path)))
 	}}
 }
+
+const (
+	searchTime     = time.Second // for the holder of a byte's lock
+	maxDescriptors = 1024        // of a process that may be the holder; containers can have many more
+)
 
 // DefaultWait is the usual time limit for waiting for a lock.
 const DefaultWait = 30 * time.Second
@@ -156,26 +161,41 @@ func flock(fd, how int) error {
 // processName returns the ID and the name of a process for messages. ID 0 means an unknown process.
 func processName(pid int) string {
 	if pid == 0 {
-		return "a process that cannot be seen from here"
+		return "a process that was not found"
 	}
 	program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	return fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(program)))
 }
 
-// byteHolder returns the ID of the process that holds the lock of a byte, or 0 if that process is not visible. It
-// searches the open files of all processes, because /proc/locks does not name the holder of such a lock.
-func byteHolder(path string, offset uint64) (pid int) {
+// byteHolder returns the ID of the process that holds the lock of a byte, or 0 if that process is not found within
+// limit. It searches the descriptors of all processes, because /proc/locks does not name the holder of such a lock.
+func byteHolder(path string, offset uint64, limit time.Duration) (pid int) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil {
 		return 0
 	}
 	// lock: 1: OFDLCK  ADVISORY  WRITE -1 00:19:1234 4026532000 4026532000
 	lock := regexp.MustCompile(fmt.Sprintf(`(?m)^lock:.* OFDLCK .*:%d %d %d$`, st.Ino, offset, offset))
-	files, _ := filepath.Glob("/proc/[0-9]*/fdinfo/*")
-	for _, file := range files {
-		if text, _ := os.ReadFile(file); lock.Match(text) {
-			pid, _ = strconv.Atoi(strings.Split(file, "/")[2])
-			return pid
+	end := time.Now().Add(limit)
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, process := range processes {
+		dir, err := os.Open(process + "/fd")
+		if err != nil {
+			continue
+		}
+		names, _ := dir.Readdirnames(maxDescriptors)
+		_ = dir.Close()
+		for _, name := range names {
+			if time.Now().After(end) {
+				return 0
+			}
+			if file, _ := os.Readlink(process + "/fd/" + name); filepath.Base(file) != filepath.Base(path) {
+				continue // reading fdinfo would cost more, and for some files megabytes
+			}
+			if text, _ := os.ReadFile(process + "/fdinfo/" + name); lock.Match(text) {
+				pid, _ = strconv.Atoi(filepath.Base(process))
+				return pid
+			}
 		}
 	}
 	return 0

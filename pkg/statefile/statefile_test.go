@@ -268,6 +268,7 @@ var _ = Describe("a lock", func() {
 		_, err := statefile.LockByte(ctx, path, 4026532000, "a namespace")
 		Expect(err).To(MatchError(statefile.ErrBusy))
 		Expect(err).To(MatchError(HavePrefix(fmt.Sprintf("lock a namespace: held by process %d (", os.Getpid()))))
+		Expect(statefile.ByteHolder(path, 4026532000, 0)).To(BeZero(), "without time to search")
 		done := make(chan error)
 		go func() {
 			next, err := statefile.LockByte(context.Background(), path, 4026532000, "a namespace")
