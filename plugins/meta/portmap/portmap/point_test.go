@@ -211,6 +211,13 @@ var _ = Describe("an owner", Label("kernel"), func() {
 		old.Netns.Inode++
 		old.Link = 0
 		Expect(isGone(old)).To(BeTrue())
+		if _, err := ns.Gone(); err == nil && HasCookies() {
+			n := nstest.Must(ns.Open(b.Path))
+			other = location{NetnsPath: b.Path, Netns: nstest.Must(n.Identity())}
+			Expect(n.Close()).To(Succeed())
+			b.Unpin()
+			Eventually(isGone).WithArguments(other).Should(BeTrue(), "no link is known, and the namespace has ended")
+		}
 	})
 })
 

@@ -132,7 +132,8 @@ const (
 //	namespace at the path  host end       state
 //	the owner's            any            live
 //	unknown                any            live
-//	none                   none recorded  live, because the path may be in another mount namespace
+//	none                   none recorded  stale if the owner's namespace certainly no longer exists, otherwise live,
+//	                                      because the path may be in another mount namespace
 //	another one            none recorded  stale
 //	none or another one    removed        stale
 //	none or another one    exists         leaving
@@ -146,11 +147,15 @@ func (l location) state(host *rtnl.Conn) (ownerState, error) {
 		if err != nil || id.Is(l.Netns) {
 			return ownerLive, err
 		}
-		if l.Link == 0 {
-			return ownerStale, nil
-		}
-	} else if isMissing := errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns); !isMissing || l.Link == 0 {
+	} else if !errors.Is(err, ns.ErrNotExist) && !errors.Is(err, ns.ErrNotNetns) {
 		return ownerLive, nil
+	} else if l.Link == 0 {
+		if isGone, err := ns.Gone(); err != nil || !isGone(l.Netns) {
+			return ownerLive, nil
+		}
+	}
+	if l.Link == 0 {
+		return ownerStale, nil
 	}
 	end, err := host.LinkByIndex(l.Link)
 	switch {
