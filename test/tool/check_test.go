@@ -168,7 +168,8 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 
 	It("checks what multus and flannel delegate to", func() {
 		m := newMachine(all(), usual)
-		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/multus /run/bin/flannel; chmod 755 /run/bin/*")
+		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/multus /run/bin/flannel; chmod 755 /run/bin/*; "+
+			"mkfifo /run/fifo")
 		flannel := func(keys string) string { return `{"type": "flannel", "delegate": {` + keys + "}}" }
 		multus := func(keys string) string {
 			return `{"cniVersion": "0.3.1", "name": "m", "type": "multus", ` + keys + "}"
@@ -187,6 +188,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			{list: multus(`"clusterNetwork": "/host/run/bin/multus"`)},
 			{list: multus(`"clusterNetwork": "pods"`)},
 			{list: listOf(`{"type": "flannel", "delegate": null}`)},
+			{list: listOf(`{"type": "flannel", "subnetFile": "/run/fifo"}`)},
 			{multus(`"clusterNetwork": "/host/etc/none"`), "warning", "clusterNetwork",
 				"stat /etc/none: no such file ... ; write the list of that network"},
 		} {

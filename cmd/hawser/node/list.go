@@ -16,6 +16,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ranges"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // List is a network configuration list (specification, section 1), or a single configuration as a list of one.
@@ -318,8 +319,8 @@ func (e *Entry) ResolveFlannel(containerID string) {
 	}
 	delegated := Entry{SubnetFile: text("subnetFile", "/run/flannel/subnet.env"), File: e.File,
 		Key: strings.TrimPrefix(e.Key+".delegate", ".")}
-	// With an empty ID, the path is the directory, and ReadFile fails.
-	saved, err := os.ReadFile(filepath.Join(text("dataDir", "/var/lib/cni/flannel"), containerID))
+	// A tenant may have written the paths. With an empty ID, the path is the directory, and ReadRegular fails.
+	saved, err := statefile.ReadRegular(filepath.Join(text("dataDir", "/var/lib/cni/flannel"), containerID))
 	if err != nil {
 		saved = e.delegate(delegated.SubnetFile)
 	}
@@ -333,7 +334,7 @@ func (e *Entry) delegate(subnetFile string) []byte {
 	conf, overrides := map[string]any{"type": "bridge"}, map[string]any{}
 	_ = json.Unmarshal(e.Raw["delegate"], &overrides)
 	maps.Copy(conf, overrides)
-	env, _ := os.ReadFile(subnetFile)
+	env, _ := statefile.ReadRegular(subnetFile)
 	var ranges []any
 	for _, word := range strings.Fields(string(env)) {
 		key, value, _ := strings.Cut(word, "=")
