@@ -44,7 +44,7 @@ func (l loop) run(ctx context.Context, out io.Writer) error {
 			err = l.installOnce(ctx)
 		}
 		if err != nil && ctx.Err() == nil && !first && !errors.Is(err, errDeleted) {
-			fmt.Fprintf(out, "%s: %v; retrying after the next change\n", l.dir, err)
+			fmt.Fprintf(out, "%v\nretrying after the next change in %s\n", err, l.dir)
 			select { // pause, because the failed installation may have caused events itself
 			case <-ctx.Done():
 			case <-time.After(interval):
