@@ -16,6 +16,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -91,7 +92,7 @@ func (g gcNode) forgetNotes() {
 	})
 }
 
-// dateBack gives all files of the attachments an earlier date.
+// dateBack gives all files of the attachments a date before now.
 func (g gcNode) dateBack(age time.Duration) {
 	GinkgoHelper()
 	g.Cmd("find", "/var/lib/cni", "/run/hawser", "-type", "f", "-exec", "touch", "-d",
@@ -229,6 +230,22 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		p.Unpin()
 		c, _ = g.gc("--yes")
 		Expect(c.Attachments).To(ConsistOf(HaveField("Done", true)))
+	})
+
+	It("takes what a wrong clock has dated in the future once its namespace no longer exists", func() {
+		_, err := ns.Gone()
+		nstest.NeedOK("a kernel that knows whether a namespace exists", err)
+		g := newGCNode(ours(), "10.101.23")
+		g.runtime()
+		p := g.up(newPod(gone, "web-0"))
+		g.dateBack(-48 * time.Hour)
+		c, _ := g.gc(append(now, "--yes")...)
+		Expect(c.Attachments).To(ConsistOf(HaveField("Kept", ContainSubstring("in the future"))))
+		p.Unpin()
+		Eventually(func() any {
+			c, _ := g.gc("--yes")
+			return c.Attachments
+		}).Should(ConsistOf(HaveField("Done", true)))
 	})
 
 	It("asks the runtimes once for what it removes within a second", func() { // a thousand pods took minutes

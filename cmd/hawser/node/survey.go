@@ -313,13 +313,18 @@ const noRuntime = "no runtime knows its container, and no process uses its names
 // runtimes do not list a pod whose start takes long. Any applies to all garbage.
 type MinAge struct{ Any, Pinned time.Duration }
 
+// clockError limits how far in the future the date of an ADD in progress may be. A wrong clock wrote a later date, so
+// that the date is not evidence of the age.
+const clockError = 5 * time.Minute
+
 // Classify returns the reason why an attachment is garbage or, with an empty garbage, the reason why it must be kept. A
 // file in libcni's cache or a mounted namespace is not evidence of a live container, because both may outlive the
 // container. A missing path is not evidence that the namespace no longer exists. An attachment that was written
-// less than minAge before the survey is kept.
+// less than minAge before the survey is kept, and one of unknown age unless its namespace certainly no longer exists.
 func (s *Survey) Classify(a *Attachment, minAge MinAge) (garbage, kept string) {
 	hasHostEnd := s.hostLinks[FirstWord(a.HostEnd())]
 	age := s.start.Sub(a.lastWritten())
+	isFuture := age < -clockError
 	program := s.listedBy[a.ContainerID]
 	switch {
 	case a.Network == "" || a.IfName == "":
@@ -330,7 +335,7 @@ func (s *Survey) Classify(a *Attachment, minAge MinAge) (garbage, kept string) {
 		return "", program + " knows the container"
 	case a.lastWritten().IsZero() && hasHostEnd:
 		return "", fmt.Sprintf("its host end %s exists, and its age is unknown", a.HostEnd())
-	case age <= minAge.Any:
+	case age <= minAge.Any && !isFuture:
 		return "", fmt.Sprintf("one of its files was written less than %s ago: its ADD may be in progress", minAge.Any)
 	}
 	inode := s.namespaceOf(a)
@@ -338,10 +343,12 @@ func (s *Survey) Classify(a *Attachment, minAge MinAge) (garbage, kept string) {
 	switch {
 	case s.namespaces[inode].isUsed:
 		return "", fmt.Sprintf("a process uses its namespace net:[%d]", inode)
+	case inode != 0 && isFuture:
+		return "", "its namespace exists, and the date of one of its files is in the future"
 	case inode != 0 && age <= minAge.Pinned:
 		return "", fmt.Sprintf("its namespace exists, and one of its files was written less than %s ago: its pod may "+
 			"be starting", minAge.Pinned)
-	case s.isAuthoritative(a.ContainerID) && (inode != 0 || isRecorded):
+	case s.isAuthoritative(a.ContainerID) && (inode != 0 || isRecorded && !isFuture):
 		return noRuntime, ""
 	case inode != 0:
 		return "", "its namespace exists, and no runtime that would know the container answers"
@@ -349,8 +356,15 @@ func (s *Survey) Classify(a *Attachment, minAge MinAge) (garbage, kept string) {
 		return "", fmt.Sprintf("its host end %s exists, so its namespace exists", a.HostEnd())
 	case isRecorded:
 		return s.classifyRecorded(a)
+	case isFuture && !a.isOfEarlierBoot():
+		return "", "the date of one of its files is in the future, and its namespace is not recorded"
 	}
 	return s.classifyUnrecorded(a)
+}
+
+// isOfEarlierBoot reports whether the attachment has a lease from an earlier boot.
+func (a *Attachment) isOfEarlierBoot() bool {
+	return slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.IsOfEarlierBoot })
 }
 
 // classifyRecorded decides by the recorded identity of the namespace, as host-local does before it reclaims an address.
@@ -370,7 +384,7 @@ func (s *Survey) classifyRecorded(a *Attachment) (garbage, kept string) {
 // may have changed its addresses, so any namespace may be its own. That is impossible if the interface had a host end:
 // the host end no longer exists here, and it is only removed together with its peer.
 func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
-	if a.HostEnd() == "" && !slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.IsOfEarlierBoot }) {
+	if a.HostEnd() == "" && !a.isOfEarlierBoot() {
 		if other, reason := s.unclaimedNetns(a); other != 0 {
 			return "", fmt.Sprintf("the namespace net:[%d] may be its own, because no other attachment is known to be "+
 				"in it: %s", other, reason)
