@@ -236,13 +236,19 @@ func (r Rule) String() string {
 	return b.String()
 }
 
-// Option returns the argument after the named option, for example "-j", or "" without such an option.
+// Option returns the argument after the named option, for example "-j", or "" without such an option. A comment, a name
+// or another text that equals an option is not one.
 func (r Rule) Option(name string) string {
-	i := slices.Index(r.Args, name)
-	if i < 0 || i+1 == len(r.Args) {
-		return ""
+	const texts = " --comment --helper --hex-string --log-prefix --nflog-prefix --string -i -o "
+	for i := 0; i+1 < len(r.Args); i++ {
+		if r.Args[i] == name {
+			return r.Args[i+1]
+		}
+		if strings.Contains(texts, " "+r.Args[i]+" ") {
+			i++
+		}
 	}
-	return r.Args[i+1]
+	return ""
 }
 
 // Equal reports whether two rules have the same arguments, in any order, which depends on the version of iptables.

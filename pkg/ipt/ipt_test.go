@@ -226,6 +226,8 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				return []ipt.Rule{ipt.NewRule(chain, "-j", "ACCEPT"), ipt.NewRule(chain, "-j", "RETURN")}
 			}
 			jump := func(chain string) ipt.Rule { return ipt.NewRule("POSTROUTING", "-j", chain) }
+			jumps := []ipt.Rule{jump("OURS-1"),
+				ipt.NewRule("POSTROUTING", "-o", "--comment", "-m", "comment", "--comment", "-j", "-j", "OURS-1")}
 
 			// inHost creates OURS-1, with two jumps to it, and OURS-2, with none.
 			inHost := func(fn func(nf *nft.Conn, tool ipt.Tool)) {
@@ -238,7 +240,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					e := &ipt.Edit{}
 					e.SetRules("OURS-1", rules("OURS-1"))
 					e.SetRules("OURS-2", rules("OURS-2"))
-					lines := append(e.Lines, jump("OURS-1").Append(), jump("OURS-1").Append())
+					lines := append(e.Lines, jumps[0].Append(), jumps[1].Append())
 					Expect(tool.Restore(ctx, "nat", lines)).To(Succeed())
 					fn(nf, tool)
 				})
@@ -249,7 +251,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
 					Expect(named("OURS-1").Variants(ctx, nf)).To(Equal([]ipt.Variant{variant}))
 					Expect(named("OURS-3").Variants(ctx, nf)).To(BeEmpty())
-					all := slices.Concat(rules("OURS-1"), rules("OURS-2"), []ipt.Rule{jump("OURS-1"), jump("OURS-1")})
+					all := slices.Concat(rules("OURS-1"), rules("OURS-2"), jumps)
 					Expect(named("OURS-1").Verify(ctx, nf, func(found *ipt.Edit) []error {
 						Expect(found.Rules).To(ConsistOf(all))
 						return nil
