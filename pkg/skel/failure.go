@@ -1,6 +1,7 @@
 package skel
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -108,7 +109,7 @@ func putFailure(records *statefile.Store[Failure], f Failure) error {
 	if all, err = s.All(); err != nil {
 		return err
 	}
-	slices.SortFunc(all, func(a, b *Failure) int { return b.Time.Compare(a.Time) }) // the newest first
+	slices.SortFunc(all, NewestFirst)
 	var old []string
 	for i, f := range all {
 		if i >= failuresMax || *f != f.truncated() { // an earlier version did not truncate all texts
@@ -116,6 +117,11 @@ func putFailure(records *statefile.Store[Failure], f Failure) error {
 		}
 	}
 	return s.Drop(ctx, old...)
+}
+
+// NewestFirst compares failures by time. Failures in the future, from before the clock was set back, count as oldest.
+func NewestFirst(a, b *Failure) int {
+	return cmp.Compare(uint64(time.Since(a.Time)), uint64(time.Since(b.Time))) // a negative duration becomes a long one
 }
 
 // PodOf returns the pod in CNI_ARGS as namespace/name, or only a name for podman.

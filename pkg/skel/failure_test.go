@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -86,6 +87,16 @@ var _ = Describe("what failed", Label("failures"), func() {
 		for _, entry := range nstest.Must(os.ReadDir(dir)) {
 			Expect(nstest.Must(entry.Info()).Mode().Perm()).To(BeEquivalentTo(0o600), entry.Name())
 		}
+	})
+
+	It("replaces the failures from before the clock was set back", func() {
+		for i := range 64 {
+			f := skel.Failure{ContainerID: fmt.Sprint("before", i), Plugin: "probe", Command: "ADD", Count: 1,
+				Time: time.Now().Add(time.Hour)}
+			Expect(skel.Failures(dir).Put(context.Background(), f)).To(Succeed())
+		}
+		run(attach("ADD"), fails(7, "no"))
+		Expect(kept()).To(And(HaveLen(64), HaveKey("c1")))
 	})
 
 	It("has no text of any length, and drops what an earlier version kept", func() {

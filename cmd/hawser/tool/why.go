@@ -54,7 +54,7 @@ func why(ctx context.Context, n *node.Node, query string) (found []failure, err 
 	for i := range records {
 		all = append(all, &records[i].Record)
 	}
-	slices.SortFunc(all, func(a, b *skel.Failure) int { return b.Time.Compare(a.Time) })
+	slices.SortFunc(all, skel.NewestFirst)
 	all = slices.DeleteFunc(all, func(f *skel.Failure) bool {
 		return query != "last" && !node.Matches(query, f.Pod, f.ContainerID)
 	})
