@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -182,18 +183,18 @@ func ListPairs(ctx context.Context, ports bool) ([]cni.Holding, error) {
 		}
 	}
 	var all []cni.Holding
-	isListed := map[cni.Attachment]bool{} // false for attachments of the other plugin
+	isListed := map[string]bool{} // by the hash of the mark; false for attachments of the other plugin
 	for _, l := range links {
-		a, ok := cni.ParseMark(l.Alias)
+		h, ok := cni.HoldingOf(l.Alias)
 		if !ok || !l.IsPairEnd() {
 			continue
 		}
 		bridge, isPort := bridges[l.Master]
-		isListed[a] = isPort == ports
-		if !isListed[a] {
+		isListed[h.MarkHash] = isPort == ports
+		if !isListed[h.MarkHash] {
 			continue
 		}
-		h := cni.Holding{Attachment: a, Kind: cni.HeldHostEnd, Value: l.Name, Kept: "alias of " + l.Name}
+		h.Kind, h.Value, h.Kept = cni.HeldHostEnd, l.Name, "alias of "+l.Name
 		if isPort {
 			h.Value += " master " + bridge
 		}
@@ -204,7 +205,7 @@ func ListPairs(ctx context.Context, ports bool) ([]cni.Holding, error) {
 	}
 	masquerades, masqErr := masq.List(ctx, nf)
 	for _, h := range masquerades {
-		if isOwn, hasEnd := isListed[h.Attachment]; isOwn || !hasEnd && ports {
+		if isOwn, hasEnd := isListed[cmp.Or(h.MarkHash, h.Hash())]; isOwn || !hasEnd && ports {
 			all = append(all, h)
 		}
 	}

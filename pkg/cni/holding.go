@@ -23,6 +23,7 @@ type Holding struct {
 	// NetnsInode and NetnsCookie identify the container's namespace in this boot. 0 means not recorded.
 	NetnsInode, NetnsCookie uint64 `json:"-"`
 	IsOfEarlierBoot         bool   `json:"-"` // true if no container of this boot has the holding
+	MarkHash                string `json:"-"` // hash in the mark that Attachment is from; empty if it is from a record
 	// Processes is the inode of the PID namespace of the call that created the item in this boot. 0 means not recorded.
 	Processes uint64 `json:"-"`
 }
@@ -54,10 +55,11 @@ func (a Attachment) IsOn(network string) bool {
 	return a.Network == network || a.Network == networkLabel(network)
 }
 
-// Marked returns the attachment with the names that ParseMark returns for its mark.
-func (a Attachment) Marked() Attachment {
-	marked, _ := ParseMark(a.Mark())
-	return marked
+// HoldingOf returns a holding of the attachment that a mark names. ok is false if mark cannot be a mark.
+func HoldingOf(mark string) (h Holding, ok bool) {
+	h.Attachment, ok = ParseMark(mark)
+	h.MarkHash, _, _ = strings.Cut(mark, " ")
+	return h, ok
 }
 
 // ParseMark parses the result of Mark. Parts that Mark has shortened or in which it has replaced characters remain so.

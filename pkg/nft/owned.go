@@ -86,9 +86,9 @@ func (o Owned) Holdings(c *Conn, kind cni.HoldingKind, value func(Item) string) 
 		if it.Goto != "" || it.Data != nil {
 			what = "map"
 		}
-		if owner, ok := cni.ParseMark(it.Comment); ok {
-			all = append(all, cni.Holding{Attachment: owner, Kind: kind, Value: value(plain),
-				Kept: fmt.Sprintf("nft %s %s %s", what, o.Layout.Table, it.Set)})
+		if h, ok := cni.HoldingOf(it.Comment); ok {
+			h.Kind, h.Value, h.Kept = kind, value(plain), fmt.Sprintf("nft %s %s %s", what, o.Layout.Table, it.Set)
+			all = append(all, h)
 		}
 	}
 	return all, IfSupported(err)

@@ -97,8 +97,8 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(m.check(p)).To(Succeed())
 	})
 
-	It("tells apart two interfaces of a container, of which only one has a name that is too long for a mark", func() {
-		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "`+strings.Repeat("n", 41)+`", "plugins": [
+	DescribeTable("tells apart two interfaces of a container with names too long for a mark", func(length int) {
+		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "`+strings.Repeat("n", length)+`", "plugins": [
 			{"type": "bridge", "bridge": "cni0", "isGateway": true,
 			"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}}]}`)
 		p := newPod(strings.Repeat("a", 64), "web-0")
@@ -107,9 +107,9 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 			m.up(p)
 		}
 		Expect(asks[[]attachment](m, "ls")).To(ConsistOf(
-			And(HaveField("IfName", "eth1"), HaveField("Holdings", Not(BeEmpty()))),
-			And(HaveField("IfName", "eth10"), HaveField("Holdings", Not(BeEmpty())))))
-	})
+			And(HaveField("IfName", "eth1"), HaveField("Holdings", HaveLen(2))),
+			And(HaveField("IfName", "eth10"), HaveField("Holdings", HaveLen(2)))))
+	}, Entry("one of them", 41), Entry("both", 43))
 
 	It("has packets translated again whose first was sent while the rules were gone", func() {
 		m := newMachine(ours(), usual)

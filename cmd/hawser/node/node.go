@@ -140,21 +140,18 @@ func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error)
 		}
 		return all[key]
 	}
-	full := map[cni.Attachment]cni.Attachment{} // attachments by the names in their marks, which can be shortened
+	full := map[string]cni.Attachment{} // by the hash in their marks, in which names can be shortened
 	for _, a := range cached {
-		full[a.Marked()] = a.Attachment
+		full[a.Hash()] = a.Attachment
 	}
 	for _, h := range holdings {
-		if marked := h.Marked(); marked != h.Attachment { // the names are from a record
-			full[marked] = h.Attachment
+		if h.MarkHash == "" { // the names are from a record
+			full[h.Hash()] = h.Attachment
 		}
-	}
-	for _, a := range cached { // shortened names can be the full names of another attachment
-		delete(full, a.Attachment)
 	}
 	var incomplete []cni.Holding
 	for _, h := range holdings {
-		if a, ok := full[h.Attachment]; ok {
+		if a, ok := full[h.MarkHash]; ok {
 			h.Attachment = a
 		}
 		if h.ContainerID == "" && !n.usesReference(h.Plugin) {
@@ -344,7 +341,8 @@ func (n *Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error
 	for _, a := range answers {
 		errs = append(errs, a.err)
 		for _, h := range a.holdings {
-			key := cni.Holding{Attachment: h.Attachment, Plugin: h.Plugin, Kind: h.Kind, Value: h.Value, Kept: h.Kept}
+			key := cni.Holding{Attachment: h.Attachment, Plugin: h.Plugin, Kind: h.Kind, Value: h.Value, Kept: h.Kept,
+				MarkHash: h.MarkHash}
 			if !seen[key] {
 				seen[key] = true
 				all = append(all, h)

@@ -305,15 +305,15 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	links, err := c.Host.LinkSummaries()
 	filters, filterErr := c.Host.TBFs()
 	for _, l := range links {
-		a, ok := cni.ParseMark(l.Alias)
+		h, ok := cni.HoldingOf(l.Alias)
 		t, hasTBF := filters[l.Index]
 		direction := "ingress"
 		if l.Kind == "ifb" && !c.limitsSent(l, links) {
 			direction = "egress"
 		}
 		if ok && (l.Kind == "ifb" || l.IsPairEnd() && hasTBF) {
-			all = append(all, cni.Holding{Attachment: a, Kind: cni.HeldLimit, Kept: "alias of " + l.Name,
-				Value: limitText(direction, t.Rate, l.Name)})
+			h.Kind, h.Kept, h.Value = cni.HeldLimit, "alias of "+l.Name, limitText(direction, t.Rate, l.Name)
+			all = append(all, h)
 		}
 	}
 	inside, insideErr := listInside()
