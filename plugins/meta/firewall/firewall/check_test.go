@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -430,5 +431,16 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 			Expect(w.Call(refused(c.as(command))).Code).To(BeZero())
 		}
 		Expect(w.filter()).NotTo(ContainSubstring("10.1.0.2"))
+	})
+
+	It("lets a network join a bridge that has its policy", func() {
+		nstest.UseVariant("legacy")
+		w, a, b := newContainers()
+		w.IP("link set " + a.hostEnd + " alias '" + cni.Attachment{Network: "net1", ContainerID: "c1-2",
+			IfName: "eth0"}.Mark() + "'")
+		keys := Object{"ingressPolicy": "same-bridge"}
+		w.Add(refused(a.as("ADD", keys)))
+		w.Fails(refused(b.as("ADD", keys, Object{"name": "net2", "ingressPolicy": "isolated"})), 103)
+		w.Add(refused(b.as("ADD", keys, Object{"name": "net2"})))
 	})
 })

@@ -362,7 +362,7 @@ func (c call) nftablesPolicy(bridge string) (policy, error) {
 	name := nft.IfNameKey(bridge)
 	elems, err := c.NF.Get(table, policyBridgeSet, name)
 	if err != nil || elems[0] == nil {
-		return policyOpen, nft.IfSupported(err)
+		return policyOpen, err
 	}
 	elems, err = c.NF.Get(table, sameBridgeSet, nft.Key(name, name))
 	if err == nil && elems[0] != nil {

@@ -84,12 +84,15 @@ func (c call) refuseStricter(s *store, r *record) error {
 	if r.Policy == policyOpen {
 		return nil
 	}
-	p, err := policyOpen, error(nil)
+	asked, p, err := *r, policyOpen, error(nil)
 	if r.Backend != iptables {
 		p, err = c.nftablesPolicy(r.Bridge)
 	}
-	if err == nil && !p.isAtLeast(r.Policy) {
-		p, err = r.otherPolicies(s, r.Policy)
+	if errors.Is(err, nft.ErrUnsupported) && r.Backend == auto {
+		asked.Backend = iptables // add will use it instead of nftables
+	}
+	if err = nft.IfSupported(err); err == nil && !p.isAtLeast(r.Policy) {
+		p, err = asked.otherPolicies(s, r.Policy)
 	}
 	if err != nil || p.isAtLeast(r.Policy) {
 		return err
