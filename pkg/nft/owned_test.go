@@ -152,6 +152,26 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		})
 	})
 
+	It("are removed also if another owner of the key leaves after they were found", Label("owner"), func() {
+		o := nft.Owned{Shared: true, Sets: []string{"links_v1"}, Layout: nft.Layout{Table: table,
+			Sets:   []nft.Set{{Name: "links_v1", Key: []nft.Type{nft.IfName}}},
+			Chains: []nft.Chain{{Name: "base_v1"}}}}
+		link := func(a cni.Attachment) []nft.Item {
+			return []nft.Item{{Set: "links_v1", Element: nft.Element{Key: nft.IfNameKey("veth1"), Comment: a.Mark()}}}
+		}
+		with(host, func(c *nft.Conn) {
+			ctx := context.Background()
+			for _, a := range []cni.Attachment{alice, bob} {
+				Expect(o.Update(ctx, c, func(tx *nft.Tx) error { return tx.Put(link(a), nil) })).To(Succeed())
+			}
+			found := nstest.Must(o.All(c, bob.Owns))
+			Expect(o.Remove(ctx, c, link(alice), alice.Owns)).To(Succeed())
+			Expect(list()).To(ContainSubstring(bob.Mark()))
+			Expect(o.Remove(ctx, c, found, bob.Owns)).To(Succeed())
+			Expect(list()).NotTo(ContainSubstring(bob.Mark()))
+		})
+	})
+
 	It("are removed together with chains that become unused", func() {
 		put(host, way(alice, "10.1.0.1", "marked"), way(bob, "10.1.0.2", "marked"))
 		remove := func(it nft.Item) {

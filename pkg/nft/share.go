@@ -55,20 +55,19 @@ func (it Item) ownerEntry() Item {
 	return out
 }
 
-// withoutOwner returns the item with its shared key, without the owner's hash.
+// withoutOwner returns the item with its shared key, without the owner's hash, and in the set of that key.
 func (it Item) withoutOwner() Item {
 	if isOwnersSet(it.Set) {
-		it.Key = it.Key[:len(it.Key)-8]
+		it.Set, it.Key = strings.Replace(it.Set, ownersInfix, "_v", 1), it.Key[:len(it.Key)-8]
 	}
 	return it
 }
 
-// ownerEntries returns the entries of the items that are not entries themselves.
-func ownerEntries(items []Item) (out []Item) {
-	for _, it := range items {
-		if !isOwnersSet(it.Set) {
-			out = append(out, it.ownerEntry())
-		}
+// ownerEntries returns the entries of the items.
+func ownerEntries(items []Item) []Item {
+	out := make([]Item, len(items))
+	for i, it := range items {
+		out[i] = it.ownerEntry()
 	}
 	return out
 }
@@ -188,7 +187,11 @@ func (tx *Tx) addOwners(shared, firsts []Item) error {
 // element has another owner, it stages the element of that owner.
 func (tx *Tx) removeOwners(items []Item, matches func(mark string) bool) error {
 	t := tx.owned.Layout.Table
-	all := slices.Concat(ownerEntries(items), items) // entries first, for hadEntry
+	shared := make([]Item, len(items)) // since an entry was found, its owner may have become the first one
+	for i, it := range items {
+		shared[i] = it.withoutOwner()
+	}
+	all := slices.Concat(ownerEntries(shared), shared) // entries first, for hadEntry
 	live, err := tx.get(t, all)
 	if err != nil {
 		return err
