@@ -344,6 +344,33 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			And(HaveField("ContainerID", gone), HaveField("Why", ContainSubstring("no runtime knows")))))
 	})
 
+	It("takes the loopback of an ended container, although other processes have one", func() {
+		g := newGCNode(ours(), "10.101.24")
+		g.runtime()
+		place(nstest.Build("loopback"), g.plugins)
+		list := nstest.Must(libcni.NetworkConfFromBytes([]byte(loopbackList)))
+		up := func(id string) *pod {
+			p := g.up(newPod(id, "web-"+id))
+			lo := *p.rt
+			lo.IfName, lo.CapabilityArgs = "lo", nil
+			g.Do(func() { _ = nstest.Must(g.cni.AddNetworkList(context.Background(), list, &lo)) })
+			return p
+		}
+		other := nstest.NewNetns() // of an unknown process
+		other.IP("link add veth0 type veth peer name veth1", "link set veth0 up")
+		g.Start(nstest.Program{Path: "nsenter", Args: []string{"--net=" + other.Path, "sleep", "600"}})
+		live, ended := up(lives), up(gone)
+		live.hold()
+		live.Unpin()
+		ended.Unpin()
+		c, exit := g.gc(append(now, "--yes")...)
+		Expect(exit).To(BeZero())
+		isLive := And(HaveField("ContainerID", lives), HaveField("Kept", HavePrefix("a process uses its namespace")))
+		isDone := And(HaveField("ContainerID", gone), HaveField("Done", true))
+		Expect(c.Attachments).To(ConsistOf(isLive, isLive, isDone, isDone))
+		Expect(g.Files("/var/lib/cni")).NotTo(ContainSubstring(gone))
+	})
+
 	It("finds a container without a path by its address where nothing else is written down", func() {
 		g := newGCNode(ours(), "10.101.16")
 		g.up(newPod(lives, "web-1")).hold()

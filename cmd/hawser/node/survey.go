@@ -211,8 +211,12 @@ func (s *Survey) readNamespace(found *contents, inode uint64, n namespace) error
 	return errors.Join(err, c.EachAddr(func(link int, addr netip.Addr) { record(mark{link: names[link], addr: addr}) }))
 }
 
-// marks returns the marks by which the attachment can be found in a namespace.
+// marks returns the marks by which the attachment can be found in a namespace. A loopback has none, because the
+// loopbacks of all namespaces are equal.
 func (a *Attachment) marks() (marks []mark) {
+	if a.IsLoopback() {
+		return nil
+	}
 	for _, addr := range a.Addrs() {
 		marks = append(marks, mark{link: a.IfName, addr: addr})
 	}
@@ -225,6 +229,9 @@ func (a *Attachment) marks() (marks []mark) {
 // macMark returns the mark with the MAC address in the result; its mac is empty if that is unknown.
 func (a *Attachment) macMark() mark {
 	i, _ := a.Result().ContainerInterface(a.IfName)
+	if a.IsLoopback() {
+		i.MAC = ""
+	}
 	return mark{link: a.IfName, mac: strings.ToLower(i.MAC)}
 }
 
@@ -343,6 +350,8 @@ func (s *Survey) Classify(a *Attachment, minAge MinAge) (garbage, kept string) {
 	switch {
 	case s.namespaces[inode].isUsed:
 		return "", fmt.Sprintf("a process uses its namespace net:[%d]", inode)
+	case a.isUnpinned:
+		return "", "a process uses its namespace, which has lost its path"
 	case inode != 0 && isFuture:
 		return "", "its namespace exists, and the date of one of its files is in the future"
 	case inode != 0 && age <= minAge.Pinned:
@@ -382,9 +391,10 @@ func (s *Survey) classifyRecorded(a *Attachment) (garbage, kept string) {
 // classifyUnrecorded decides about an attachment whose namespace is unknown: its path leads to none, none has its
 // addresses, and no plugin recorded one, for example because reference plugins created the attachment. The container
 // may have changed its addresses, so any namespace may be its own. That is impossible if the interface had a host end:
-// the host end no longer exists here, and it is only removed together with its peer.
+// the host end no longer exists here, and it is only removed together with its peer. It is irrelevant for a loopback,
+// because DEL of a loopback without a namespace removes nothing.
 func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
-	if a.HostEnd() == "" && !a.isOfEarlierBoot() {
+	if a.HostEnd() == "" && !a.isOfEarlierBoot() && !a.IsLoopback() {
 		if other, reason := s.unclaimedNetns(a); other != 0 {
 			return "", fmt.Sprintf("the namespace net:[%d] may be its own, because no other attachment is known to be "+
 				"in it: %s", other, reason)
@@ -402,7 +412,8 @@ func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
 }
 
 // markUnpinned clears Orphan of attachments whose namespace still exists although its path does not, because processes
-// use it: the container may be live. It changes nothing if the namespaces cannot be read.
+// use it: the container may be live. A loopback is in the namespace of the container's other attachments. markUnpinned
+// changes nothing if the namespaces cannot be read.
 func markUnpinned(all []*Attachment) {
 	isCandidate := func(a *Attachment) bool { return a.Orphan != "" && a.Netns != "" && a.Damaged == "" }
 	if !slices.ContainsFunc(all, isCandidate) {
@@ -412,8 +423,12 @@ func markUnpinned(all []*Attachment) {
 	if s.findNamespaces(nil) != nil {
 		return
 	}
+	isUsed := map[string]bool{} // by the container's ID
 	for _, a := range all {
-		if isCandidate(a) && s.isUsed(a) {
+		isUsed[a.ContainerID] = isUsed[a.ContainerID] || isCandidate(a) && s.isUsed(a)
+	}
+	for _, a := range all {
+		if isCandidate(a) && isUsed[a.ContainerID] && (a.IsLoopback() || s.isUsed(a)) {
 			a.Orphan, a.isUnpinned = "", true
 		}
 	}
