@@ -40,7 +40,13 @@ failed=0
 # Suites that cover no promise, or only promises that other suites cover; contract_test.go reads the next line.
 slow=(test/bench)
 packages=()
-[ $# = 0 ] || mapfile -t packages < <(realpath "$@")
+if [ $# != 0 ]; then
+	dirs=$(realpath -e "$@")
+	while read -r dir; do
+		if compgen -G "$dir/*_test.go" >/dev/null; then packages+=("$dir"); else echo "== no tests: $dir"; fi
+	done <<<"$dirs"
+	[ ${#packages[@]} != 0 ] || exit 0
+fi
 [ $# != 0 ] || for module in . test; do
 	mapfile -t -O ${#packages[@]} packages < <(cd "$module" &&
 		go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./...)
