@@ -1,6 +1,8 @@
 package netplugin
 
 import (
+	"time"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -48,10 +50,15 @@ func Holdings[T statefile.Record](records *statefile.Store[T], holdingsOf func(T
 	var all []cni.Holding
 	list, err := records.List()
 	for _, r := range list {
-		for _, h := range holdingsOf(r.Record) {
-			h.Kept, h.Since = r.Path, r.Written
-			all = append(all, h)
-		}
+		all = append(all, inFile(r.Path, r.Written, holdingsOf(r.Record))...)
 	}
 	return all, err
+}
+
+// inFile returns the holdings of a record, with the record's file and time set in each.
+func inFile(path string, written time.Time, holdings []cni.Holding) []cni.Holding {
+	for i := range holdings {
+		holdings[i].Kept, holdings[i].Since = path, written
+	}
+	return holdings
 }

@@ -187,11 +187,19 @@ func (s *Store[T]) Any(matches func(record T) bool) (found bool, err error) {
 // All returns all records in the order of their names. If the store is open, All also removes the temporary files of
 // killed writers. If All returns an error, it also returns the records that it could read.
 func (s *Store[T]) All() (all []*T, err error) {
-	if s.dir != nil {
-		err = s.dir.Sweep()
-	}
-	return all, errors.Join(err, s.each(newRecord[T], func(record Record) bool {
+	records, err := s.all(newRecord[T])
+	for _, record := range records {
 		all = append(all, typed[T](record))
+	}
+	return all, err
+}
+
+func (d *recordDir) all(create func() Record) (all []Record, err error) {
+	if d.dir != nil {
+		err = d.dir.Sweep()
+	}
+	return all, errors.Join(err, d.each(create, func(record Record) bool {
+		all = append(all, record)
 		return true
 	}))
 }
@@ -206,14 +214,20 @@ type File[T Record] struct {
 // List returns all records with their files, in the order of their names. It changes nothing. If List returns an error,
 // it also returns the records that it could read.
 func (s *Store[T]) List() (all []File[T], err error) {
-	err = s.each(newRecord[T], func(record Record) bool {
-		path := filepath.Join(s.Path, record.Hash()+recordSuffix)
+	err = s.list(newRecord[T], func(record Record, path string, written time.Time) {
+		all = append(all, File[T]{*typed[T](record), path, written})
+	})
+	return all, err
+}
+
+func (d *recordDir) list(create func() Record, visit func(record Record, path string, written time.Time)) error {
+	return d.each(create, func(record Record) bool {
+		path := filepath.Join(d.Path, record.Hash()+recordSuffix)
 		if info, err := os.Lstat(path); err == nil {
-			all = append(all, File[T]{*typed[T](record), path, info.ModTime()})
+			visit(record, path, info.ModTime())
 		}
 		return true
 	})
-	return all, err
 }
 
 // HasFile reports whether a record has a file, even a damaged file or the temporary file of a killed writer.
@@ -267,21 +281,27 @@ func (d *recordDir) Drop(ctx context.Context, names ...string) error {
 // Collect calls remove for each stale record, and drops the record if remove succeeds. It does not hold the lock while
 // remove runs, and it continues after an error.
 func (s *Store[T]) Collect(ctx context.Context, isStale func(T) bool, remove func(T) error) error {
-	var all []*T
-	err := s.Locked(ctx, func(opened *Store[T]) (err error) {
-		all, err = opened.All()
+	return s.collect(ctx, newRecord[T], func(record Record) bool { return isStale(*typed[T](record)) },
+		func(record Record) error { return remove(*typed[T](record)) })
+}
+
+func (d *recordDir) collect(ctx context.Context, create func() Record, isStale func(Record) bool,
+	remove func(Record) error) error {
+	var all []Record
+	err := d.locked(ctx, 0, func(opened *recordDir) (err error) {
+		all, err = opened.all(create)
 		return err
 	})
 	errs := []error{err}
 	var names []string
 	for _, record := range all {
-		if !isStale(*record) {
+		if !isStale(record) {
 			continue
 		}
-		err := remove(*record)
+		err := remove(record)
 		if errs = append(errs, err); err == nil {
-			names = append(names, (*record).Hash())
+			names = append(names, record.Hash())
 		}
 	}
-	return errors.Join(append(errs, s.Drop(ctx, names...))...)
+	return errors.Join(append(errs, d.Drop(ctx, names...))...)
 }
