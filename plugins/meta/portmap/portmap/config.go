@@ -74,28 +74,15 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	for _, f := range nft.Families() {
 		tokens, key := c.options.conditions(f)
 		problems.Add(checkMatches(key, tokens))
+		if n := len(w.RuntimeConfig.PortMappings); ruleCount(tokens)*n > allRulesMax*multiportMax {
+			problems.Add(cni.Refuse(key, nil,
+				fmt.Sprintf("has lists of addresses that make more than %d rules for %d port mappings", allRulesMax, n)))
+		}
 	}
 	problems.Add(c.resolveBackend())
 	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
 	problems.Add(err)
-	problems.Add(c.checkRuleCount())
 	return c
-}
-
-// checkRuleCount returns an error if the conditions and the mappings together make too many rules in iptables.
-func (c *config) checkRuleCount() error {
-	r := &record{Options: c.options, Mappings: c.mappings}
-	for _, f := range nft.Families() {
-		tokens, key := c.options.conditions(f)
-		if ruleCount(tokens) == 1 {
-			continue
-		}
-		if n := ruleCount(tokens) * len(r.entryRules(f)); n > allRulesMax {
-			return cni.Refuse(key, nil, fmt.Sprintf("makes %d rules for %d port mappings, more than %d", n,
-				len(c.mappings), allRulesMax))
-		}
-	}
-	return nil
 }
 
 // resolveBackend sets the backend that other keys require. It returns an error if keys contradict each other.

@@ -53,24 +53,31 @@ func (p hostPort) at(addr netip.Addr) hostPort {
 // conflicts returns the wanted ports that conflict with a port of the owner, and the owner's port of the first one.
 // Both can have thousands of ports, also of one number, so it does not compare each pair.
 func (c call) conflicts(wanted, ownerPorts []hostPort) (out []hostPort, first hostPort) {
-	atAddr, atAnyAddr := map[hostPort][]hostPort{}, map[hostPort][]hostPort{}
+	single := netip.Addr{} // the key of all ports of single addresses
+	byAddr := map[hostPort][]hostPort{}
 	for _, o := range ownerPorts {
-		key, all := o.at(o.Addr), o.at(unspecified(nft.FamilyOf(o.Addr)))
-		atAddr[key], atAnyAddr[all] = append(atAddr[key], o), append(atAnyAddr[all], o)
+		byAddr[o.at(o.Addr)] = append(byAddr[o.at(o.Addr)], o)
+		if !o.Addr.IsUnspecified() {
+			byAddr[o.at(single)] = append(byAddr[o.at(single)], o)
+		}
 	}
 	for _, w := range wanted {
-		candidates, all := atAnyAddr[w.at(w.Addr)], unspecified(nft.FamilyOf(w.Addr))
-		if w.Addr != all {
-			candidates = slices.Concat(atAddr[w.at(w.Addr)], atAddr[w.at(all)])
+		others := single
+		if !w.Addr.IsUnspecified() {
+			others = unspecified(nft.FamilyOf(w.Addr))
 		}
-		i := slices.IndexFunc(candidates, func(o hostPort) bool { return w.isConflict(o, c.Host) })
-		if i < 0 {
-			continue
+		for _, addr := range []netip.Addr{w.Addr, others} {
+			same := byAddr[w.at(addr)]
+			i := slices.IndexFunc(same, func(o hostPort) bool { return w.isConflict(o, c.Host) })
+			if i < 0 {
+				continue
+			}
+			if out == nil {
+				first = same[i]
+			}
+			out = append(out, w)
+			break
 		}
-		if out == nil {
-			first = candidates[i]
-		}
-		out = append(out, w)
 	}
 	return out, first
 }
