@@ -75,8 +75,8 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 		tokens, key := c.options.conditions(f)
 		problems.Add(checkMatches(key, tokens))
 		if n := len(w.RuntimeConfig.PortMappings); ruleCount(tokens)*n > allRulesMax*multiportMax {
-			problems.Add(cni.Refuse(key, nil,
-				fmt.Sprintf("has lists of addresses that make more than %d rules for %d port mappings", allRulesMax, n)))
+			problems.Add(cni.Refuse(key, nil, fmt.Sprintf("has lists of addresses that make more than %d rules for %d "+
+				"port mappings", allRulesMax, n)))
 		}
 	}
 	problems.Add(c.resolveBackend())

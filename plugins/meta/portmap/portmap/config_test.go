@@ -411,7 +411,8 @@ var _ = Describe("the configuration", func() {
 		}
 		Expect(parse(with(240))).NotTo(BeZero())
 		_, err := parse(with(241))
-		Expect(err).To(MatchError("conditionsV4: has lists of addresses that make more than 4096 rules for 241 port mappings"))
+		Expect(err).To(MatchError("conditionsV4: has lists of addresses that make more than 4096 rules for 241 " +
+			"port mappings"))
 	})
 
 	It("is refused for everything that is wrong with it at once", func() {
