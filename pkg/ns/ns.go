@@ -73,7 +73,11 @@ func openChecked(path string, check func(fd int) error) (fd int, err error) {
 	if err := check(checked); err != nil {
 		return -1, err
 	}
-	return open(fmt.Sprintf("/proc/self/fd/%d", checked), unix.O_RDONLY)
+	fd, err = open(fmt.Sprintf("/proc/self/fd/%d", checked), unix.O_RDONLY)
+	if errors.Is(err, unix.ENOENT) { // must not mean that nothing is at path
+		err = errors.New("/proc/self/fd does not exist")
+	}
+	return fd, err
 }
 
 func open(path string, flags int) (fd int, err error) {

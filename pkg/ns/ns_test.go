@@ -94,6 +94,20 @@ var _ = Describe("Open", func() {
 			return path
 		}),
 	)
+
+	It("does not return ErrNotExist for a namespace if /proc is not mounted", func() {
+		h, result := nstest.NewNetns(), make(chan error)
+		go func() {
+			runtime.LockOSThread() // and the thread ends with the goroutine
+			err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
+				unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("", "/proc", "tmpfs", 0, ""))
+			if err == nil {
+				_, err = ns.Open(h.Path)
+			}
+			result <- err
+		}()
+		Expect(<-result).To(And(MatchError(ContainSubstring("/proc/self/fd")), Not(MatchError(ns.ErrNotExist))))
+	})
 })
 
 // A file below /proc can be replaced at any time: a container can give the number of a descriptor to another file.
