@@ -16,8 +16,9 @@ done
 # pairs of calls of bridge, VERSION, ADD and DEL took no more CPU time. encoding/base64, encoding/hex, errors, io,
 # math/big, math/rand, net/netip and unicode save 3 kB more. Of the other packages, only runtime, which every call uses,
 # saves more than 4 kB.
-for package in bufio bytes context encoding/base64 encoding/hex errors io encoding/binary encoding/csv encoding/json flag fmt internal/poll \
-	internal/syscall/unix io/fs maps math/big math/rand net net/netip net/url os os/exec os/signal os/user reflect regexp/syntax slices sort strconv \
-	strings sync syscall time unicode unicode/utf16; do
+for package in bufio bytes context encoding/base64 encoding/binary encoding/csv encoding/hex encoding/json errors \
+	flag fmt internal/poll internal/syscall/unix io io/fs maps math/big math/rand net net/netip net/url \
+	os os/exec os/signal os/user reflect regexp/syntax slices sort strconv strings sync syscall time \
+	unicode unicode/utf16; do
 	echo "-gcflags=$package=-l"
 done

@@ -235,8 +235,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		run(first, []string{"VERSION=9.8.7", "SOURCE_DATE_EPOCH=1"}, "scripts/release/packages.sh", arch, dir,
 			docs+"/README.md", docs, out)
 		Expect(names(out)).To(HaveLen(2))
-		for _, name := range names(out) {
-			Expect(len(contents(out+"/"+name))).To(BeNumerically("<=", 3_300_000), name)
+		for _, name := range names(out) { // the packager's xz compresses less than xz -9
+			Expect(len(contents(out+"/"+name))).To(BeNumerically("<=", 3_400_000), name)
 		}
 	}, Entry("amd64", "amd64"), Entry("arm64", "arm64"))
 
