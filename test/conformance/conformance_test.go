@@ -349,6 +349,9 @@ var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 		"the same rule for each ADD": {
 			`is ADD && { nft add table ip left; nft add chain ip left c; nft add rule ip left c accept; }`,
 			"^del/packet-filter$", "left: nftables chain c { accept"},
+		"a blackhole of IPv6 for each container": {
+			`is ADD && ip -6 route add blackhole "fd00:5::${CNI_CONTAINERID#c}"`, "^del/host$",
+			"left: route dst fd00:5::"},
 		"exit status 255 for errors": {`plugin || exit 255; exit`, "^error/|^environment/(command|required)$",
 			" 0 failed"},
 		"unknown keys are errors": {`case $conf in *conformanceUnknownKey*) exit 1 ;; esac`, "^delegate/environment$",

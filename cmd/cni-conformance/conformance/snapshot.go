@@ -90,7 +90,8 @@ func (w *world) netState(netns string) (s snapshot) {
 	}
 	for _, family := range []string{"-4", "-6"} {
 		for _, r := range w.listing(netns, family, "-d", "route", "show", "table", "all") {
-			isByKernel := r["type"] != "unicast" || strings.HasPrefix(text(r, "dst"), "fe80:") // added with an address
+			isByKernel := slices.Contains([]any{"anycast", "local", "multicast"}, r["type"]) ||
+				strings.HasPrefix(text(r, "dst"), "fe80:") // added with an address
 			r["gateway"] = strings.Join(gateways(r), " ")
 			if family == "-4" || !isByKernel {
 				add("route", r, "dst", "gateway", "dev", "table", "type")
