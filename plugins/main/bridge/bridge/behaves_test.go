@@ -94,12 +94,15 @@ var _ = Describe("DEL", func() {
 	})
 })
 
-var _ = It("DEL deletes what the reference left, also when its bridge is gone, and no other bridge's port", func() {
+var _ = It("DEL deletes what the reference left, also when its bridge is gone, and no other plugin's pair", func() {
 	w, cont := newWorld(), nstest.NewNetns()
-	nstest.Wire(nstest.End{Host: w.Host, Name: "veth1", Addrs: []string{"10.1.0.1/24"}},
+	nstest.Wire(nstest.End{Host: w.Host, Name: "cali1", Addrs: []string{"10.1.0.1/24"}},
 		nstest.End{Host: cont, Name: "eth0", Addrs: []string{"10.1.0.2/24"}})
 	del := Call{Command: "DEL", ID: "one", Netns: cont.Path, Conf: l3()}
-	w.Host.IP("link add other type bridge", "link set veth1 master other")
+	w.Succeeds(del)
+	Expect(Names(cont, "veth")).To(ConsistOf("eth0"))
+	w.Host.IP("link set cali1 down", "link set cali1 name veth1", "link add other type bridge",
+		"link set veth1 master other")
 	w.Succeeds(del)
 	Expect(Names(cont, "veth")).To(ConsistOf("eth0"))
 	IP(w.Host, "link del other")
