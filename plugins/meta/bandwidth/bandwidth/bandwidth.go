@@ -157,7 +157,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	want, err := cfg.limits(c.mtu(end))
+	want, err := c.limitsSinceADD(cfg, end)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	want, err := cfg.limits(c.mtu(end))
+	want, err := c.limitsSinceADD(cfg, end)
 	if err != nil {
 		return err
 	}
@@ -239,7 +239,7 @@ func (c *call) verify(direction string, l rtnl.Link, want *filter) error {
 		difference = "has no filter"
 	case !q.IsTBF():
 		difference = fmt.Sprintf("has the qdisc %q instead of the filter", q.Kind)
-	case !equalTBF(q.TBF, want.TBF) && !equalTBF(q.TBF, want.literal):
+	case !equalTBF(q.TBF, want.TBF) && !equalTBF(q.TBF, want.literal) && !equalTBF(q.TBF, want.ofHostEnd):
 		difference = fmt.Sprintf("the filter is %+v, want %+v", q.TBF, want.TBF)
 	case want.codel:
 		leaf, err := c.conn.Qdisc(l.Index, rtnl.Leaf)
@@ -375,6 +375,22 @@ func (c *call) findLink() (rtnl.Link, error) {
 // mtu returns the MTU of the packets that a limit must pass: the smaller one of the two ends. The plugin bridge raises
 // and lowers the MTU of a host end for other containers on the bridge.
 func (c *call) mtu(end rtnl.Link) int { return min(end.MTU, c.ContEnd.MTU) }
+
+// limitsSinceADD returns the limits of an existing attachment. The container or a later plugin, such as tuning, may have
+// lowered the container's MTU since ADD. The TBF for the MTU of end is therefore also correct. The container cannot
+// change this MTU.
+func (c *call) limitsSinceADD(cfg config, end rtnl.Link) (limits, error) {
+	want, err := cfg.limits(c.mtu(end))
+	ofHostEnd, _ := cfg.limits(end.MTU) // a limit whose burst is too small for this MTU is left out
+	for direction, f := range want.each {
+		for d, o := range ofHostEnd.each {
+			if d == direction {
+				f.ofHostEnd = o.TBF
+			}
+		}
+	}
+	return want, err
+}
 
 // isInResult reports whether prevResult names a link as an interface of the host.
 func (c *call) isInResult(l rtnl.Link) bool {

@@ -255,6 +255,20 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		w.Succeeds(w.call("CHECK", huge))
 	})
 
+	It("is still correct after the container's MTU is lowered", func() {
+		const defaults = `"ingressRate": 8000000, "ingressBurst": 2147483647, ` +
+			`"egressRate": 8000000, "egressBurst": 2147483647`
+		IP(w.Host, "link set host-eth0 mtu 9000")
+		IP(w.cont, "link set eth0 mtu 9000")
+		w.Add(w.call("ADD", defaults))
+		IP(w.cont, "link set eth0 mtu 1450")
+		was := w.state()
+		c := w.call("CHECK", defaults)
+		w.Succeeds(c)
+		Expect(w.Reapply(c)).To(BeEmpty())
+		Expect(w.state()).To(Equal(was))
+	})
+
 	It("needs no ingress qdisc to limit received packets, and leaves another program's", func() {
 		w.Cmd("tc", "qdisc", "add", "dev", "host-eth0", "ingress")
 		w.Add(w.call("ADD", in))

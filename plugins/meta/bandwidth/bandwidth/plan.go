@@ -21,11 +21,12 @@ const (
 // filter is the limit of one direction, as the kernel gets it: a TBF, and the networks that are exempt from it.
 type filter struct {
 	rtnl.TBF
-	literal rtnl.TBF // the TBF with the literal burst, as the reference creates it
-	warning string
-	codel   bool
-	exempt  []rtnl.Exempt
-	mac     net.HardwareAddr // MAC address of the IFB, if there is one; nil: random
+	literal   rtnl.TBF // the TBF with the literal burst, as the reference creates it
+	ofHostEnd rtnl.TBF // the TBF for the MTU of the host end, in CHECK and reapply
+	warning   string
+	codel     bool
+	exempt    []rtnl.Exempt
+	mac       net.HardwareAddr // MAC address of the IFB, if there is one; nil: random
 }
 
 // limits contains the filters of an attachment. The filter of a direction without a limit is nil.
