@@ -314,6 +314,23 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		Expect(first).To(Equal(wanted[7]))
 	})
 
+	It("of one number at many addresses are not compared with each UDP flow", func() {
+		r := &record{Addrs: []address{{Addr: netip.MustParsePrefix("10.1.0.2/24")}},
+			Mappings: []mapping{{Proto: 17, HostPort: 53, ContainerPort: 1, HostIP: netip.IPv4Unspecified()}}}
+		addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) }
+		const count = 50_000
+		for i := range count {
+			r.Mappings = append(r.Mappings, mapping{Proto: 17, HostPort: 53, ContainerPort: 2, HostIP: addr(i)})
+		}
+		began := time.Now()
+		portsAt := udpPorts(nft.IPv4, []*record{r})
+		for i := range 2 * count {
+			Expect(len(portsAt(netip.AddrPortFrom(addr(i), 53)))).To(Equal(1 + (2*count-1-i)/count))
+		}
+		Expect(portsAt(netip.AddrPortFrom(addr(0), 54))).To(BeEmpty())
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(5*time.Second)))
+	})
+
 	It("go in one batch when they are the first, and when they replace a former owner's", func() {
 		w, a, b := newContainers()
 		before := generation(w.Host)

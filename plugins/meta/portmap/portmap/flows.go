@@ -63,25 +63,12 @@ func (c call) flushRemoved(r *record) error {
 // the flow's destination. Without UDP host ports, deleteUDP reads no flows.
 func deleteUDP(records []*record, matches func(ports []hostPort, f nft.Flow) bool) (count int, err error) {
 	for _, family := range nft.Families() {
-		byPort := map[uint16][]hostPort{}
-		for _, r := range records {
-			for _, p := range r.hostPorts() {
-				if p.Proto == unix.IPPROTO_UDP && nft.FamilyOf(p.Addr) == family {
-					byPort[p.Port] = append(byPort[p.Port], p)
-				}
-			}
-		}
-		if len(byPort) == 0 {
+		portsAt := udpPorts(family, records)
+		if portsAt == nil {
 			continue
 		}
 		n, err := nft.DeleteFlows(family, unix.IPPROTO_UDP, func(f nft.Flow) bool {
-			var ports []hostPort
-			for _, p := range byPort[f.Destination.Port()] {
-				if p.Addr.IsUnspecified() || p.Addr == f.Destination.Addr() {
-					ports = append(ports, p)
-				}
-			}
-			return matches(ports, f)
+			return matches(portsAt(f.Destination), f)
 		})
 		count += n
 		if err != nil {
@@ -89,4 +76,24 @@ func deleteUDP(records []*record, matches func(ports []hostPort, f nft.Flow) boo
 		}
 	}
 	return count, nil
+}
+
+// udpPorts returns a function that returns the UDP host ports of a family at a destination. There can be thousands of
+// ports of one number, and of flows to it. The function is nil if there are no such ports.
+func udpPorts(family nft.Family, records []*record) func(netip.AddrPort) []hostPort {
+	byAddr := map[netip.AddrPort][]hostPort{}
+	for _, r := range records {
+		for _, p := range r.hostPorts() {
+			if p.Proto == unix.IPPROTO_UDP && nft.FamilyOf(p.Addr) == family {
+				addr := netip.AddrPortFrom(p.Addr, p.Port)
+				byAddr[addr] = append(byAddr[addr], p)
+			}
+		}
+	}
+	if len(byAddr) == 0 {
+		return nil
+	}
+	return func(at netip.AddrPort) []hostPort {
+		return append(byAddr[at], byAddr[netip.AddrPortFrom(unspecified(family), at.Port())]...)
+	}
 }
