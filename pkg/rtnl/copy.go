@@ -398,31 +398,55 @@ func (c *Conn) RestoreShared(link int, r RouteCopy) error {
 }
 
 // KeepOtherHops replaces a route that a link shares with other links by the route with only the next hops of the other
-// links. It changes nothing if there are no such next hops, or if the kernel refuses them because their links are down.
+// links. It drops next hops whose links are down. It changes nothing if no next hop remains.
 func (c *Conn) KeepOtherHops(link int, r RouteCopy) error {
 	others, shared := r.HopsNotThrough(link)
 	if !shared {
 		return nil
 	}
-	return ignoreInapplicable(c.replaceCopy(r, others))
+	return c.replaceLive(r, others)
 }
 
 // RestoreWhole restores a route as RestoreCopy does, if the link may have shared the route with other links. It
-// replaces the route with only the other links' next hops, unless the kernel refuses the whole route. It returns false
-// and changes nothing if neither the whole route nor that route exists.
+// replaces the route that KeepOtherHops left, unless the kernel refuses the new one. It returns false and changes
+// nothing if neither the whole route nor that route exists.
 func (c *Conn) RestoreWhole(link int, r RouteCopy) (isFound bool, err error) {
-	others, shared := r.HopsNotThrough(link)
-	if !shared {
+	if _, shared := r.HopsNotThrough(link); !shared {
 		return true, c.RestoreCopy(r)
 	}
 	routes, err := c.RouteCopies()
-	switch {
-	case err != nil || slices.ContainsFunc(routes, r.Equal):
+	if err != nil || slices.ContainsFunc(routes, r.Equal) {
 		return true, err
-	case slices.ContainsFunc(routes, others.Equal):
-		return true, ignoreInapplicable(c.replaceCopy(others, r))
 	}
-	return false, nil
+	i := slices.IndexFunc(routes, func(o RouteCopy) bool {
+		if !o.HasSameKey(r) {
+			return false
+		}
+		isKept := func(index int) bool { return index != link && slices.Contains(o.Links(), index) }
+		kept, ok := r.withHops(isKept)
+		return ok && o.Equal(kept)
+	})
+	if i < 0 {
+		return false, nil
+	}
+	return true, c.replaceLive(routes[i], r)
+}
+
+// replaceLive replaces a route as replaceCopy does. If the kernel refuses the new route, replaceLive tries it without
+// the next hops whose links are down. It returns nil if the kernel refuses that route also.
+func (c *Conn) replaceLive(former, r RouteCopy) error {
+	err := c.replaceCopy(former, r)
+	if err == nil || ignoreInapplicable(err) != nil {
+		return err
+	}
+	isUp := func(index int) bool {
+		l, err := c.LinkByIndex(index)
+		return err == nil && l.Up
+	}
+	if live, ok := r.withHops(isUp); ok {
+		err = c.replaceCopy(former, live)
+	}
+	return ignoreInapplicable(err)
 }
 
 // replaceCopy replaces a route by a route with the same key. If the kernel refuses the new route, the former one stays.
