@@ -16,7 +16,7 @@ const (
 )
 
 // CheckSizes returns an error with code 7 for values of a decoded configuration or result that exceed the limits. The
-// argument must be a struct whose fields have the tag json.
+// argument must be a struct whose fields have the tag json, or a pointer to one.
 func CheckSizes(wire any) error {
 	var problems Problems
 	checkSize(reflect.ValueOf(wire), "", ListMax, &problems)

@@ -60,7 +60,7 @@ func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Co
 		if err := req.Decode(&w); err != nil {
 			return c, err
 		}
-		if err := cni.CheckSizes(w); err != nil {
+		if err := cni.CheckSizes(&w); err != nil {
 			return c, err
 		}
 		var problems cni.Problems
