@@ -20,6 +20,8 @@ import (
 type RouteCopy struct {
 	Header unix.RtMsg `json:"header"`
 	Attrs  attrList   `json:"attrs"` // RTA_*, or FRA_* of a rule
+
+	usesObject bool // the listed route uses a nexthop object (ip nexthop), which a record does not contain
 }
 
 // attrList contains the attributes of a RouteCopy or an AddrCopy. Like these, it is immutable.
@@ -130,6 +132,7 @@ func readCopy(message []byte) (r RouteCopy) {
 	r.Header = nl.DeserializeRtMsg(message).RtMsg
 	r.Header.Flags &= unix.RTM_F_CLONED | hopFlags
 	r.Attrs = readAttrs(message[unix.SizeofRtMsg:])
+	r.usesObject = r.value(netlink.RTA_NH_ID) != nil
 	// RTA_NH_ID is omitted because the kernel deletes the object with its link. The route also has the object's hops.
 	r = r.without(unix.RTA_CACHEINFO, netlink.RTA_NH_ID)
 	for _, hop := range r.nextHops() {
@@ -398,10 +401,11 @@ func (c *Conn) RestoreShared(link int, r RouteCopy) error {
 }
 
 // KeepOtherHops replaces a route that a link shares with other links by the route with only the next hops of the other
-// links. It drops next hops whose links are down. It changes nothing if no next hop remains.
+// links. It drops next hops whose links are down. It changes nothing if no next hop remains, or if the route uses a
+// nexthop object, because the kernel removes only the link's next hop from an object.
 func (c *Conn) KeepOtherHops(link int, r RouteCopy) error {
 	others, shared := r.HopsNotThrough(link)
-	if !shared {
+	if !shared || r.usesObject {
 		return nil
 	}
 	return c.replaceLive(r, others)
