@@ -454,33 +454,33 @@ func (c *Conn) replaceLive(former, r RouteCopy) error {
 }
 
 // replaceCopy replaces a route by a route with the same key. If the kernel refuses the new route, the former one stays.
-// The replacement is one message, so that a killed call leaves one of the routes, except for one of several IPv4 routes
-// with the key, because NLM_F_REPLACE would replace the first of them.
+// The replacement is one message, so that a killed call leaves one of the routes, except for an IPv4 route behind
+// another one with the key, because NLM_F_REPLACE would replace the first of them.
 func (c *Conn) replaceCopy(former, r RouteCopy) error {
-	isOnly, err := c.hasUniqueKey(former)
+	isFirst, err := c.isFirstOfKey(former)
 	if err != nil {
 		return err
 	}
 	flag := unix.NLM_F_REPLACE
-	if !isOnly { // r follows the former route, so that DelCopy does not mistake r for it
+	if !isFirst { // r follows the former route, so that DelCopy does not mistake r for it
 		flag = unix.NLM_F_APPEND
 	}
 	err = c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|flag, r)
-	if err == nil && !isOnly {
+	if err == nil && !isFirst {
 		return c.DelCopy(former)
 	}
 	// EEXIST: r may be in front of the former route, and DelCopy could mistake r for it.
 	return wrap("route "+r.String(), ignore(err, unix.EEXIST))
 }
 
-// hasUniqueKey reports whether no other IPv4 route has the key of r. For IPv6, it always returns true.
-func (c *Conn) hasUniqueKey(r RouteCopy) (bool, error) {
+// isFirstOfKey reports whether no other IPv4 route with r's key is in front of r. For IPv6, it always returns true.
+func (c *Conn) isFirstOfKey(r RouteCopy) (bool, error) {
 	if r.Header.Family != unix.AF_INET {
 		return true, nil
 	}
 	routes, err := c.dumpRoutes(unix.AF_INET, nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(r.Table())))
-	isOther := func(o RouteCopy) bool { return o.HasSameKey(r) && !o.Equal(r) }
-	return !slices.ContainsFunc(routes, isOther), wrap("list routes", err)
+	i := slices.IndexFunc(routes, r.HasSameKey)
+	return i < 0 || routes[i].Equal(r), wrap("list routes", err)
 }
 
 // DelCopy deletes the route with all its next hops.
