@@ -219,7 +219,7 @@ func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.
 		return err
 	}
 	err = do(call)
-	if flags&unix.NLM_F_DUMP != 0 && errors.Is(err, unix.EBUSY) {
+	if flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP && errors.Is(err, unix.EBUSY) {
 		// The rest of an earlier list, whose reception failed, waits in the socket.
 		if err = c.reopen(); err == nil {
 			err = do(call)

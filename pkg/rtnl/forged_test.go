@@ -75,39 +75,52 @@ var _ = It("of a family that the kernel has not there are no routes", func() {
 	})
 })
 
+// failing returns the error of call, which runs on a thread whose system calls of one kind fail.
+func failing(number uint32, errno unix.Errno, call func() error) (err error) {
+	GinkgoHelper()
+	done := make(chan error, 1)
+	go func() { // on a thread that ends with it
+		runtime.LockOSThread()
+		defer GinkgoRecover()
+		nstest.FailCall(number, errno)
+		done <- call()
+	}()
+	Eventually(done).Should(Receive(&err))
+	return err
+}
+
 var _ = It("a kernel without memory for the request is not asked until the time is up", func() {
 	nstest.NewNetns().Do(func() {
 		c := nstest.Must(Dial(nil))
 		DeferCleanup(c.Close)
-		done := make(chan error, 1)
-		go func() { // on a thread that ends with it
-			runtime.LockOSThread()
-			defer GinkgoRecover()
-			nstest.FailCall(unix.SYS_SENDTO, unix.ENOBUFS)
-			done <- c.retryFor(time.Hour, func(h *netlink.Handle) error {
+		err := failing(unix.SYS_SENDTO, unix.ENOBUFS, func() error {
+			return c.retryFor(time.Hour, func(h *netlink.Handle) error {
 				_, err := h.LinkByIndex(1)
 				return err
 			})
-		}()
-		var err error
-		Eventually(done).Should(Receive(&err))
+		})
 		Expect(err).To(MatchError(unix.ENOBUFS))
 		Expect(cni.Transient(err)).To(BeTrue(), err.Error())
 	})
 })
 
+var _ = It("a request that is refused as busy, and is no list, leaves the socket open", func() {
+	nstest.NewNetns().Do(func() {
+		c := nstest.Must(Dial(nil))
+		DeferCleanup(c.Close)
+		raw := c.raw
+		add := func() error { return c.AddAddrCopy(1, AddrCopy{}) }
+		Expect(failing(unix.SYS_SENDTO, unix.EBUSY, add)).To(MatchError(unix.EBUSY))
+		Expect(c.raw).To(BeIdenticalTo(raw))
+	})
+})
+
 var _ = It("calls after a socket could not be opened report the reason", func() {
-	done := make(chan error, 1)
-	go func() { // on a thread that ends with it
-		runtime.LockOSThread()
-		defer GinkgoRecover()
-		nstest.FailCall(unix.SYS_SOCKET, unix.ENOBUFS)
+	read := func() error {
 		_, err := Host().Link("lo")
-		done <- err
-	}()
-	var err error
-	Eventually(done).Should(Receive(&err))
-	Expect(err).To(MatchError(unix.ENOBUFS))
+		return err
+	}
+	Expect(failing(unix.SYS_SOCKET, unix.ENOBUFS, read)).To(MatchError(unix.ENOBUFS))
 })
 
 var _ = It("a list that changes all the time is read with pauses, and not for ever", func() {
