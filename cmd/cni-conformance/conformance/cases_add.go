@@ -34,7 +34,8 @@ func addExistingUnharmed(w *world) {
 }
 
 func addInterfacesListed(w *world) {
-	if first := w.attach(); !w.Info.ManyAttachments { // it creates objects that all attachments share
+	first := w.attach() // so that objects that all attachments share exist
+	if !w.Info.ManyAttachments {
 		w.detach(first)
 	}
 	a := w.newContainer()
@@ -72,7 +73,7 @@ func addSandbox(w *world) {
 // is in another container's sandbox.
 func (w *world) reported(a *attachment, i object) (link object, known bool) {
 	place := &attachment{}
-	switch i["sandbox"] { // of any type: comparisons with a list are false, a map's lookup would panic
+	switch i["sandbox"] { // may have any type, for example a list, for which the lookup in a map would panic
 	case nil, "":
 	case a.netns:
 		place = a

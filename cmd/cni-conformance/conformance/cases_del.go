@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// changed returns a case about a call after an event. test is succeeds or fails. CHECK must succeed before the event.
-func changed(event event, test func(*world, string, *attachment, ...change) answer, command string) func(*world) {
+// eventCase returns a case about a call after an event. test is succeeds or fails. CHECK must succeed before the event.
+func eventCase(event event, test func(*world, string, *attachment, ...change) answer, command string) func(*world) {
 	return func(w *world) {
 		a := w.attach()
 		if command == "CHECK" {
@@ -80,7 +80,7 @@ func delNetnsGone(w *world) {
 	w.add(a)
 	w.ip("", "netns del "+a.id)
 	w.succeeds("DEL", a)
-	w.settle("after DEL without a namespace, the host differs from before ADD", w.added(before))
+	w.awaitNoDiff("after DEL without a namespace, the host differs from before ADD", w.added(before))
 }
 
 func delAfterFailedAdd(w *world) {
@@ -186,7 +186,7 @@ func gcRemovesStale(w *world) {
 	w.ip("", "netns del "+b.id) // a plugin may remove only attachments without a namespace
 	w.need(len(remaining(3*time.Second, w.added(before))) > 0, "an attachment leaves nothing without its namespace")
 	w.gc(a)
-	w.settle("after GC of a stale attachment, the host differs from before ADD", w.added(before))
+	w.awaitNoDiff("after GC of a stale attachment, the host differs from before ADD", w.added(before))
 	w.succeeds("CHECK", a)
 }
 

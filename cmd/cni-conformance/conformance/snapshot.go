@@ -232,12 +232,12 @@ func (w *world) warmHost() snapshot {
 func (w *world) unchanged(state func() snapshot, message string, do func()) {
 	before := state()
 	do()
-	w.settle(message, func() []string { return before.diff(state()) })
+	w.awaitNoDiff(message, func() []string { return before.diff(state()) })
 }
 
 // settles checks that the host returns to its state before.
 func (w *world) settles(before snapshot, when string) {
-	w.settle(when+", the host differs from before ADD", func() []string { return before.diff(w.hostState()) })
+	w.awaitNoDiff(when+", the host differs from before ADD", func() []string { return before.diff(w.hostState()) })
 }
 
 // added returns a function that lists new objects of the host. Other plugins' devices may disappear with a namespace.
@@ -257,8 +257,8 @@ func remaining(limit time.Duration, diff func() []string) []string {
 	return lines
 }
 
-// settle fails the case if diff returns a difference for 20 seconds.
-func (w *world) settle(message string, diff func() []string) {
+// awaitNoDiff fails the case if diff still returns a difference after 20 seconds.
+func (w *world) awaitNoDiff(message string, diff func() []string) {
 	lines := remaining(20*time.Second, diff)
 	if n := len(lines); n > 12 {
 		lines = append(lines[:12:12], fmt.Sprintf("and %d more lines", n-12))

@@ -19,7 +19,8 @@ type world struct {
 	n    int      // number of containers so far
 }
 
-// skip ends the case as skipped: it panics, and runCase recovers. Its result lets events end with "return w.skip(...)".
+// skip ends the case as skipped: it panics, and runCase recovers. It has a result only so that an event, which returns
+// a string, can end with "return w.skip(...)".
 func (w *world) skip(why string) string { panic(outcome{Status: skipped, Detail: why}) }
 
 // need skips the case unless ok.
@@ -42,7 +43,7 @@ func (w *world) noError(err error) { w.expect(err == nil, "%v", err) }
 func (w *world) runCase() (o outcome) {
 	defer func() {
 		if end := recover(); end != nil {
-			o = end.(outcome) // or the suite has a bug
+			o = end.(outcome) // panics again for any other value, which is a bug of the suite
 		}
 		if o.Status == failed {
 			o.Calls = w.log[max(0, len(w.log)-3):]
@@ -81,7 +82,8 @@ func (w *world) newContainer() *attachment {
 	return a
 }
 
-// createInterface creates a veth pair, for a chained plugin with addresses and routes, and its result in a.prev.
+// createInterface creates a veth pair. For a chained plugin, it also adds addresses and routes, and sets a.prev to the
+// result that lists them.
 func (w *world) createInterface(a *attachment) {
 	a.hostEnd = fmt.Sprintf("made%d", w.n)
 	hostMAC, mac := fmt.Sprintf("02:ca:fe:01:00:%02x", w.n), fmt.Sprintf("02:ca:fe:02:00:%02x", w.n)
@@ -224,7 +226,8 @@ func (w *world) supported() []string {
 	for _, conf := range slices.Concat(w.Subject.Preceding, w.Subject.Plugins) {
 		for _, name := range []string{text(conf, "type"), ipamType(conf)} {
 			if _, err := find(w.path, name); err != nil {
-				continue // the interface plugin of an IPAM subject, or an ipam.type that is empty or needs no program
+				// An IPAM subject's interface plugin may be missing. ipam.type may be empty or need no program.
+				continue
 			}
 			o, _ := decodeOne(w.call("VERSION", &attachment{plugin: clone(conf, object{"type": name})}).stdout)
 			own := anyList(o["supportedVersions"])

@@ -60,8 +60,8 @@ func (w wirePlace) place() place {
 var hostDirs = []string{"/var/lib/kubelet", "/var/lib/k0s", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/agent",
 	"/var/snap/microk8s/current/credentials"}
 
-// hostTrees are directories below which no container can write. k3s, RKE2 and microk8s have the files in them that
-// other distributions have in /etc/cni.
+// hostTrees are directories below which no container can write. The last three contain the files of k3s, RKE2 and microk8s
+// that other distributions have in /etc/cni.
 var hostTrees = []string{"/etc/", "/var/lib/rancher/k3s/agent/etc/", "/var/lib/rancher/rke2/agent/etc/",
 	"/var/snap/microk8s/current/args/"}
 
@@ -96,7 +96,8 @@ func isSpace(name string) bool { return isName(name, "-", 63) }
 
 func isNode(name string) bool { return isName(name, "-.", 253) }
 
-// isName reports whether a name consists of lower-case letters, digits and, inside, the characters of inner.
+// isName reports whether a name consists of lower-case letters, digits and the characters of inner, and neither begins
+// nor ends with a character of inner.
 func isName(name, inner string, maxLen int) bool {
 	const ends = "abcdefghijklmnopqrstuvwxyz0123456789"
 	isOf := func(text, set string) bool { return strings.Trim(text, set) == "" }

@@ -152,12 +152,12 @@ func (c cluster) retryPools(ctx context.Context, n int, p pool, err error) ([]po
 
 // createPool creates the pool of a range in the namespace of the existing pools.
 func (c cluster) createPool(ctx context.Context, pools []pool, name string, subnet netip.Prefix) error {
-	space := defaultPoolNamespace
+	namespace := defaultPoolNamespace
 	if len(pools) > 0 {
-		space = pools[0].Metadata.Namespace
+		namespace = pools[0].Metadata.Namespace
 	}
 	_, err := c.api.Do(ctx, kube.Request{Method: "POST",
-		Path: poolsPath + "/namespaces/" + url.PathEscape(space) + "/ippools",
+		Path: poolsPath + "/namespaces/" + url.PathEscape(namespace) + "/ippools",
 		Body: map[string]any{"apiVersion": poolsVersion, "kind": "IPPool", "metadata": map[string]string{"name": name},
 			"spec": map[string]any{"range": subnet.String(), "allocations": map[string]poolEntry{}}}})
 	return err
@@ -213,8 +213,8 @@ func (c cluster) unguard(ctx context.Context, space string, a cni.Attachment, ad
 	return err
 }
 
-// removeEntries removes all entries that find returns from pools, which were read earlier. It returns the pools without
-// the entries.
+// removeEntries removes each entry that find returns, until find returns a nil pool. pools may be stale; removeEntries
+// reads them again if another node changed them. It returns the pools without the entries.
 func (c cluster) removeEntries(ctx context.Context, pools []pool, find finder) ([]pool, error) {
 	for n := 1; ; n++ {
 		p, key := find(pools)

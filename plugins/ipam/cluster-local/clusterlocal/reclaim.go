@@ -21,13 +21,13 @@ const (
 	maxNodeLookups = 64               // nodes that one ADD looks up
 )
 
-// orphanedLeases returns the leases in all whose node is no longer in the cluster. An unreachable node keeps its leases
-// indefinitely, because its containers may still use their addresses. At most limit nodes are looked up, beginning at a
-// random one. skipped is the number of nodes that were not looked up.
-func (c cluster) orphanedLeases(ctx context.Context, all []lease, now time.Time, limit int) (orphaned []lease,
+// orphanedLeases returns the leases of at least orphanAge whose node is no longer in the cluster. An unreachable node
+// keeps its leases indefinitely, because its containers may still use their addresses. At most limit nodes are looked
+// up, beginning at a random one. skipped is the number of nodes that were not looked up.
+func (c cluster) orphanedLeases(ctx context.Context, leases []lease, now time.Time, limit int) (orphaned []lease,
 	skipped int, err error) {
 	byNode := map[string][]lease{}
-	for _, l := range all {
+	for _, l := range leases {
 		if !now.IsZero() && now.Sub(l.created) >= orphanAge {
 			byNode[l.Node] = append(byNode[l.Node], l)
 		}

@@ -59,7 +59,7 @@ func (r record) names() []string {
 	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Held, r.Open))))
 }
 
-// tombstone replaces a record with open names, because the API server may carry out a request after DEL.
+// tombstone replaces a record that has open names, because the API server may carry out a request after DEL.
 type tombstone struct {
 	cni.Attachment
 	Nonce string        `json:"nonce"`
@@ -164,7 +164,8 @@ func (s *session) sweepTombstones(ctx context.Context) {
 		return
 	}
 	for _, kept := range late[:min(len(late), tombstonesPerSweep)] {
-		t, age := kept.Record, tombstoneMaxAge // of an earlier boot: dropped, because GC lists all leases once per boot
+		// A tombstone of an earlier boot gets this age and is dropped, because GC lists all leases once per boot.
+		t, age := kept.Record, tombstoneMaxAge
 		if t.Boot == boot {
 			age = sysctl.Uptime() - t.Since // measured before the requests below
 		}

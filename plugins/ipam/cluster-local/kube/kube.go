@@ -142,7 +142,8 @@ func pauseAfter(n int) time.Duration {
 	return pause/2 + rand.N(pause/2)
 }
 
-// wait waits for d and returns true, or false if ctx ends first: immediately if its deadline is earlier.
+// wait waits for d and returns true. It returns false if ctx ends first: without waiting if the deadline of ctx is
+// earlier.
 func wait(ctx context.Context, d time.Duration) bool {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) <= d {
 		return false

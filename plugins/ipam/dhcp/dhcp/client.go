@@ -137,7 +137,7 @@ func (c *client) wait(ctx context.Context, pause time.Duration) {
 }
 
 // exchange sends the messages that are due and waits for answers, until the state is BOUND, for at most exchangeTime.
-// It also ends when the lease is lost, because without a lease, checkUse no longer accepts an uncertain use.
+// It also ends when the lease is lost, so that the next exchange calls checkUse, which then refuses an uncertain use.
 func (c *client) exchange(ctx context.Context) error {
 	l, err := c.openLink(true)
 	if err != nil {
@@ -362,7 +362,8 @@ func (c *client) await(ctx context.Context) (hasLease bool) {
 	return false
 }
 
-// failure returns the error of a client that got no lease and ended with endErr. ctxErr is set if the ADD ended first.
+// failure returns the error of a client that got no lease. ctxErr is the error of the ADD's context, or nil if the
+// client ended first. endErr is the error of ending the ADD's clients.
 func (c *client) failure(ctxErr, endErr error) error {
 	if ctxErr == nil {
 		return cni.Errorf(cni.CodeTryAgain, "%w", errors.Join(c.err, endErr))

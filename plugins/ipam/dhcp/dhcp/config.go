@@ -63,8 +63,8 @@ func (c *config) families() (list []options) {
 	return list
 }
 
-// options are the options of a lease: the DHCP options that the client sends and requests, and the parts of the answer
-// that the result has. Records contain them.
+// options are the options of a lease: the DHCP options that the client sends and requests, and the settings of the
+// plugin's result. Records contain them.
 type options struct {
 	Request  []byte           `json:"request"`
 	Provide  map[uint8][]byte `json:"provide,omitempty"`

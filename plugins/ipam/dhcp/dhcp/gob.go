@@ -26,8 +26,8 @@ import (
 //   - Slice, array or map: the number of elements, then the elements. An element of a map is a key and a value.
 //   - Struct: its fields that are not zero, then 0. Each field is preceded by its distance from the previous field that
 //     was sent; 1 means the next field. A pointer is encoded as the value that it points to.
-//   - Message: its length, the ID of a type, and a value. Messages that describe types precede it: the negated ID and
-//     a gobType, whose own description both sides know. A reader therefore finds fields by name and skips unknown ones.
+//   - Message: its length, the ID of a type, and a value. Each type is first described by a message with the negated
+//     ID and a gobType, which both sides know. A reader therefore finds fields by name and skips unknown ones.
 //
 // The IDs of types that need no description:
 const (

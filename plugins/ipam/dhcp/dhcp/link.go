@@ -32,7 +32,8 @@ type link struct {
 	sock *linklayer.Conn
 }
 
-// openLink opens the interface of a record. The first time, it finds it by name and sets the record's index.
+// openLink opens the interface of a record. If the record has no index yet, openLink finds the interface by its name
+// and sets the index.
 func openLink(n *ns.NS, r *record) (*link, error) {
 	l := &link{ns: n}
 	err := n.Do(func() (err error) {

@@ -100,8 +100,8 @@ func (m *machine6) awaitAnswer(ctx context.Context, l *link, wait time.Duration)
 	if err != nil {
 		return err
 	}
-	// The kernel does not answer if the interface lost the address when its MAC address was changed, or if a virtual
-	// machine without the address uses the interface.
+	// The kernel does not answer a neighbor solicitation if the interface lost the address when its MAC address was
+	// changed, or if a virtual machine without the address uses the interface.
 	if addr := m.ra.LinkLocal; isSolicitationFor(b, addr) {
 		return l.send6(unix.IPPROTO_ICMPV6, addr, allNodes, neighborAdvert(addr, l.macFor(addr)))
 	}

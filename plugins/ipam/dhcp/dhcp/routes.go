@@ -57,8 +57,8 @@ func (l *link) findRoutes(res *cni.Result) (found []placement, err error) {
 //
 //   - A route goes to each table that had the former route to the same destination, or is left out if that route was
 //     removed. The subnet's route goes where the former subnet's route was.
-//   - A route to a new destination goes to the tables of the first other route that exists, or to the tables of the
-//     subnet's route.
+//   - A route to a new destination goes to the tables of the first former route, other than the subnet's, that still
+//     exists. Otherwise, it goes to the tables of the subnet's route.
 //   - If none of the former routes exists, all routes go to the main table.
 //
 // For example, if sbr had moved the former default route to table 100, the new one also goes to table 100.

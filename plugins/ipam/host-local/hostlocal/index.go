@@ -265,8 +265,8 @@ func (s *leaseDir) loadIndex() error {
 	return nil
 }
 
-// identity returns the beginning of the header of every index of this directory, and the directory's modification time.
-// The identity contains the boot ID, because after a power failure any part of a file can be old.
+// identity returns the text with which the header of this directory's index must begin, and the directory's
+// modification time. The identity contains the boot ID, because after a power failure any part of a file can be old.
 func (s *leaseDir) identity() (identity []byte, modTime time.Time, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(s.dir.FD(), &st); err != nil {

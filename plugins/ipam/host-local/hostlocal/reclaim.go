@@ -159,8 +159,8 @@ func (r *reclaimer) addOtherSets(stale []lease) (all []lease) {
 	return append(all, stale...)
 }
 
-// mayReclaim reports whether at least one of the leases may be stale. Before Linux 6.18 it does not read processes,
-// because a runtime calls STATUS repeatedly, and reading many processes takes long.
+// mayReclaim reports whether at least one of the leases may be stale. It omits the certain test of a namespace, because
+// a runtime calls STATUS repeatedly, and before Linux 6.18 this test reads all processes, which takes long.
 func (s *leaseDir) mayReclaim(order iter.Seq[netip.Addr]) bool {
 	r, err := s.newReclaimer()
 	if err != nil {
@@ -202,7 +202,7 @@ type lease struct {
 type reclaimer struct {
 	*leaseDir
 	boot         string
-	bootTime     time.Time                              // no file of this boot was changed before; zero if unknown
+	bootTime     time.Time                              // older files are from earlier boots; zero if unknown
 	isOneMachine bool                                   // no other machine can have written the notes
 	mayBeGone    func(ns.Identity) bool                 // quick test of a namespace, certain only if it returns false
 	goneTest     func() (func(ns.Identity) bool, error) // returns the certain test; nil: mayBeGone decides
@@ -283,7 +283,8 @@ func (r *reclaimer) isNetnsGone(id ns.Identity) (isGone bool) {
 	return isGone
 }
 
-// isOfEarlierBoot reports whether a lease without a note of this boot is certainly from an earlier boot.
+// isOfEarlierBoot reports whether a lease is certainly from an earlier boot. The lease must have no note, or another
+// boot's note.
 func (r *reclaimer) isOfEarlierBoot(l *lease) bool {
 	if !r.isOneMachine || !r.readChanged(l) {
 		return false

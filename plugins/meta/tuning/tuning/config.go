@@ -83,7 +83,8 @@ func (c config) setsInterface() bool { return len(c.Attributes) > 0 || len(c.Eth
 // hasWrites reports whether ADD writes values, and must therefore record the original ones.
 func (c config) hasWrites() bool { return c.setsInterface() || len(c.Sysctls) > 0 && !c.OnlyCheck }
 
-// parseConfig adds a problem for each invalid value: code 7, or 4 for CNI_ARGS. STATUS keeps IFNAME in keys of sysctls.
+// parseConfig adds a problem for each invalid value: code 7, or 4 for CNI_ARGS. Without an interface name, as
+// in STATUS, the placeholder IFNAME stays in keys of sysctls.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{DataDir: cmp.Or(w.DataDir, defaultDataDir), OnlyCheck: w.Mode == "check"}
 	if !slices.Contains([]string{"", "write", "check"}, w.Mode) {

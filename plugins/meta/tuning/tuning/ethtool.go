@@ -95,7 +95,7 @@ func (d *driver) currentValue(v value) (string, error) {
 	return have.Wanted, nil
 }
 
-// similar names the features whose names contain the key of v, because ethtool(8) has short names of its own.
+// similar lists the features whose names contain the key of v, because ethtool(8) has short names of its own.
 func (d *driver) similar(v value) string {
 	group, key := v.groupAndKey()
 	var names []string

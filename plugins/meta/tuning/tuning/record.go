@@ -229,7 +229,7 @@ func (s *store) moveFormer(ctx context.Context, former *statefile.Store[record])
 	})
 }
 
-// openExisting opens the store for DEL and GC. It reads only dataDir, because other keys may be invalid.
+// openExisting opens the store for DEL and GC. It reads only the key dataDir, because other keys may be invalid.
 func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
 	var w struct {
 		DataDir string `json:"dataDir"`

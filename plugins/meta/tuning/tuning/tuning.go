@@ -114,7 +114,7 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	})
 }
 
-// gc removes the recorded values of attachments that are not valid and of earlier boots. It restores only settings of
+// gc removes the recorded values of earlier boots, and of attachments that are not valid. It restores only settings of
 // devices, because the namespaces no longer exist or belong to another attachment.
 func gc(ctx context.Context, req *skel.Request) error {
 	s, err := openExisting(ctx, req)
@@ -183,7 +183,7 @@ func result(req *skel.Request, cfg config) *cni.Result {
 	return res
 }
 
-// apply implements ADD. A configuration that cannot be applied fails before any change. s is nil without changes.
+// apply implements ADD. A configuration that cannot be applied fails before any change. s is nil if nothing is written.
 func (c container) apply(ctx context.Context, s *store) error {
 	c.Req.Step("read the values")
 	if err := c.findInterface(); err != nil {

@@ -67,8 +67,8 @@ func (s snapshot) chooseVRF(cfg config, link rtnl.Link) (rtnl.Link, error) {
 func (s snapshot) routesToMove(link int) (routes []rtnl.RouteCopy) {
 	for _, r := range s.Routes {
 		_, usesLink := r.HopsThrough(link)
-		isRecreated := r.Table() == unix.RT_TABLE_MAIN && r.IsAutomatic(s.Addrs)
-		if usesLink && !isRecreated && r.Table() != unix.RT_TABLE_LOCAL {
+		isAutomatic := r.Table() == unix.RT_TABLE_MAIN && r.IsAutomatic(s.Addrs)
+		if usesLink && !isAutomatic && r.Table() != unix.RT_TABLE_LOCAL {
 			routes = append(routes, r)
 		}
 	}

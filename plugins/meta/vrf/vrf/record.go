@@ -114,7 +114,7 @@ func restore(ctx context.Context, conn *rtnl.Conn, r record) error {
 func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	link, err := conn.LinkByIndex(r.Link)
 	switch {
-	case errors.Is(err, rtnl.ErrNoLink) || r.Link == 0: // 0: the reference plugin's, and it no longer exists
+	case errors.Is(err, rtnl.ErrNoLink) || r.Link == 0: // 0: restoreReference found no interface
 		return nil
 	case err != nil:
 		return err

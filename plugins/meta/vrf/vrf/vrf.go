@@ -94,7 +94,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return req.PrevResult, join(ctx, c.Cont, r, vrf)
 }
 
-// del reverts the ADD by its record, in the recorded namespace, or without one an ADD of the reference plugin.
+// del reverts the ADD in the namespace of its record. Without a record, it reverts an ADD of the reference plugin.
 func del(ctx context.Context, req *skel.Request) error {
 	r, ok, err := records().Get(req.Hash())
 	switch {
