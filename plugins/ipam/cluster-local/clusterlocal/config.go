@@ -60,8 +60,8 @@ func (w wirePlace) place() place {
 var hostDirs = []string{"/var/lib/kubelet", "/var/lib/k0s", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/agent",
 	"/var/snap/microk8s/current/credentials"}
 
-// hostTrees are directories below which no container can write. The last three contain the files of k3s, RKE2 and microk8s
-// that other distributions have in /etc/cni.
+// hostTrees are directories below which no container can write. The last three contain the files of k3s, RKE2 and
+// microk8s that other distributions have in /etc/cni.
 var hostTrees = []string{"/etc/", "/var/lib/rancher/k3s/agent/etc/", "/var/lib/rancher/rke2/agent/etc/",
 	"/var/snap/microk8s/current/args/"}
 
