@@ -47,8 +47,9 @@ func (a Attachment) Owns(mark string) bool {
 	return hash == a.Hash()
 }
 
-// NetworkHash returns the link group that identifies a network until a link has its mark, because the kernel does not
-// accept an alias for a new link. It is not 0, the default group, and less than 2^31, the limit of ip(8) for a group.
+// NetworkHash returns the link group that identifies the network of a new link. The link gets its mark only later,
+// because the kernel does not accept an alias for a new link. The group is not 0, the default, and less than 2^31, the
+// limit of ip(8).
 func NetworkHash(network string) uint32 {
 	sum := sha512.Sum512([]byte(network))
 	return binary.BigEndian.Uint32(sum[:])&0x7fffffff | 1
@@ -96,7 +97,7 @@ type Set struct {
 	hashes  map[string]bool
 }
 
-// NewSet returns the set of the valid attachments of a network, whose Network field is ignored.
+// NewSet returns the set of the valid attachments of a network. It ignores their Network fields.
 func NewSet(network string, valid []Attachment) Set {
 	s := Set{Network: network, hashes: map[string]bool{}}
 	for _, a := range valid {

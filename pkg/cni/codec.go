@@ -23,8 +23,7 @@ func DecodeResult(data []byte, version string) (*Result, error) {
 	return r, nil
 }
 
-// decodeResult is DecodeResult with an error from which ProblemsOf returns a Problem for each invalid value. From
-// DecodeResult's own error, it returns one Problem for the whole result.
+// decodeResult is DecodeResult with an unwrapped error, from which ProblemsOf returns each invalid value as a Problem.
 func decodeResult(data []byte, version string) (*Result, error) {
 	var head struct {
 		CNIVersion string `json:"cniVersion"`
@@ -72,7 +71,7 @@ func (w wire1) parse() (*Result, error) {
 func (w wire01) parse() (*Result, error) {
 	var problems Problems
 	r := &Result{DNS: w.DNS}
-	for i, v := range []*wireV4{w.IP4, w.IP6} {
+	for i, v := range []*wireIP01{w.IP4, w.IP6} {
 		if v == nil {
 			continue
 		}
@@ -160,7 +159,7 @@ func (r *Result) wire1(version string) wire1 {
 
 func (r *Result) wire01(version string) wire01 {
 	w := wire01{CNIVersion: version, DNS: r.DNS}
-	family := func(a netip.Addr) **wireV4 {
+	family := func(a netip.Addr) **wireIP01 {
 		if a.Is4() {
 			return &w.IP4
 		}
@@ -168,7 +167,7 @@ func (r *Result) wire01(version string) wire01 {
 	}
 	for _, ip := range r.IPs {
 		if first := family(ip.Address.Addr()); *first == nil {
-			*first = &wireV4{IP: ip.Address.String(), Gateway: addrText(ip.Gateway)}
+			*first = &wireIP01{IP: ip.Address.String(), Gateway: addrText(ip.Gateway)}
 		}
 	}
 	for _, route := range r.Routes {

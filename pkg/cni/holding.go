@@ -10,15 +10,15 @@ type Holding struct {
 	Attachment
 	Plugin string      `json:"plugin"` // the plugin that keeps the item
 	Kind   HoldingKind `json:"kind"`
-	// Value describes the item in the form of the kernel's own tools. The item of the kind comes first, for example an
-	// address, a link, or a port with its target; other information follows.
+	// Value describes the item in the form of the kernel's own tools. The object that Kind names comes first, for
+	// example an address, a link, or a port with its target; other information follows.
 	Value string `json:"value"`
 	// Kept is the place of the item: the path of a file, or a kernel object ("nft map inet hawser dnat4").
 	Kept      string `json:"kept"`
 	NetnsPath string `json:"netnsPath,omitempty"` // path of the container's namespace; empty if unknown
 	// Since is the time of the last write to Kept. Later calls and renewals change it.
 	Since time.Time `json:"since,omitzero"`
-	// Reference is true if the reference plugin of this name created the item. It may not record Network and IfName.
+	// Reference is true if the reference plugin of this name created the item. Network and IfName can then be empty.
 	Reference bool `json:"reference,omitempty"`
 	// NetnsInode and NetnsCookie identify the container's namespace in this boot. 0 means not recorded.
 	NetnsInode, NetnsCookie uint64 `json:"-"`

@@ -38,14 +38,14 @@ type WireRoute struct {
 
 // wire01 is the JSON form of a result in 0.1.0 and 0.2.0, with one address of each family.
 type wire01 struct {
-	CNIVersion string  `json:"cniVersion" help:"version of the specification" schema:"required enum=0.1.0|0.2.0"`
-	IP4        *wireV4 `json:"ip4,omitempty" help:"the IPv4 address"`
-	IP6        *wireV4 `json:"ip6,omitempty" help:"the IPv6 address"`
-	DNS        DNS     `json:"dns" help:"resolver settings for the container"`
+	CNIVersion string    `json:"cniVersion" help:"version of the specification" schema:"required enum=0.1.0|0.2.0"`
+	IP4        *wireIP01 `json:"ip4,omitempty" help:"the IPv4 address"`
+	IP6        *wireIP01 `json:"ip6,omitempty" help:"the IPv6 address"`
+	DNS        DNS       `json:"dns" help:"resolver settings for the container"`
 }
 
-// wireV4 is the address of one family, IPv4 or IPv6, with the routes of that family.
-type wireV4 struct {
+// wireIP01 is the address of one family, IPv4 or IPv6, in 0.1.0 and 0.2.0, with the routes of that family.
+type wireIP01 struct {
 	IP      string      `json:"ip" help:"address/length" schema:"required format=prefix"`
 	Gateway string      `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`
 	Routes  []WireRoute `json:"routes,omitempty" help:"routes of the container" most:"1024"`

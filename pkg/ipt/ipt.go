@@ -165,7 +165,7 @@ func AsFallback(err, reason error) error {
 	return fmt.Errorf("%w (instead of nftables: %w)", err, reason)
 }
 
-// NotInstalled reports whether missing programs are the only cause of an error. Each of joined errors must have it.
+// NotInstalled reports whether missing programs are the only cause of an error, or of each of several joined errors.
 func NotInstalled(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !NotInstalled(e) })

@@ -24,8 +24,8 @@ func ParseOwner(comment string) (network, containerID string, ok bool) {
 	return network, containerID, n == 2 && err == nil
 }
 
-// Rules returns, from both variants, the rules in chains whose names match, and the rules that jump to them from
-// c.From, whose comments name the owners. It runs the program for nf_tables only if netlink shows such a chain. A
+// Rules returns, from both variants, the rules in chains whose names match, and the jumps from c.From to these chains.
+// The comments of the jumps name the owners. Rules runs the program for nf_tables only if netlink shows such a chain. A
 // missing iptables-legacy is not an error, because then no program can have added rules there recently.
 func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string) bool) (out []Rule, err error) {
 	live, err := nf.Chains(c.nftTable())

@@ -38,7 +38,7 @@ type Config struct {
 	Addrs []netip.Prefix
 	Special
 	// Warn reports that another attachment's rules apply to an address. It also reports that Del cannot remove rules
-	// because a program is missing; a later Del or GC removes them. If Warn is nil, that is an error.
+	// because a program is missing; a later Del or GC removes them. If Warn is nil, Del returns an error instead.
 	Warn func(format string, args ...any)
 }
 
@@ -80,8 +80,8 @@ func (c Config) add(ctx context.Context, nf *nft.Conn, isReapply bool) error {
 var ErrNoRecord = errors.New("no record of these rules")
 
 // Restore restores the attachments' rules on nftables in one batch, because another program may have flushed them. It
-// returns what was missing, by the attachment's mark. It skips attachments that do not exist, which it asks exists. If
-// an attachment ends concurrently, either Restore or DelElements in its DEL removes the restored rules.
+// returns what was missing, by the attachment's mark. It skips an attachment unless exists returns true for its mark.
+// If an attachment ends concurrently, either Restore or DelElements in its DEL removes the restored rules.
 func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(marks []string) map[string]bool) (
 	missing map[string]error, err error,
 ) {

@@ -128,7 +128,8 @@ type Hook struct {
 	Priority int32
 }
 
-// Key returns the key or data of an element with these fields. Several fields are padded to 32-bit registers.
+// Key returns the key or data of an element with these fields. If there are several fields, each one is padded to a
+// multiple of 32 bits, the size of a register.
 func Key(fields ...[]byte) []byte {
 	if len(fields) == 1 {
 		return fields[0]

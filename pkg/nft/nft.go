@@ -85,8 +85,8 @@ func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
 	return Owned{}.Update(ctx, c, change)
 }
 
-// Update is Conn.Update for changes of owned elements. In the same batch, it deletes chains of o.Chain whose last
-// reference the batch deletes. This can be an element, or a rule of a chain that Update deletes for the same reason.
+// Update is Conn.Update for changes of owned elements. In the same batch, it deletes each chain of o.Chain that loses
+// its last reference: an element, or a rule of another chain that Update deletes for the same reason.
 func (o Owned) Update(ctx context.Context, c *Conn, change func(*Tx) error) error {
 	lock, err := statefile.LockFile(ctx, LockPath, 0o600)
 	if err != nil {

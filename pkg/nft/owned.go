@@ -284,9 +284,10 @@ func (o Owned) Lacking(c *Conn, items []Item) (owners []string, err error) {
 func (it Item) owner() string { return cmp.Or(it.Owner, it.Comment) }
 
 // Restore adds missing items of owners that exist, and the missing parts of the layout and of the chains that items go
-// to. exists reports whether owners exist, by their marks. An owner that is not in it has lost its items since Lacking.
-// Another owner's element with the key of an item stays. missing has the differences, by the owner's mark. If only
-// shared parts were missing, it has one difference, for the first owner.
+// to. exists reports whether owners exist, by their marks. Restore skips owners that the caller has not examined, for
+// example because they lost their items after Lacking. Another owner's element with the key of an item stays. missing
+// has the differences, by the owner's mark. If only shared parts were missing, it has one difference, for the first
+// owner.
 func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists map[string]bool) (
 	missing map[string]error, err error,
 ) {

@@ -193,18 +193,20 @@ func (r LiveRule) hasExprs(want [][]byte) bool {
 	return i == len(want)
 }
 
-// Mentions reports whether the rule compares a field with the value, an address or a port, or translates to it.
+// Mentions reports whether the rule compares a field with the value or translates to it. The value is an address or a
+// port.
 func (r LiveRule) Mentions(value []byte) bool {
 	values := append(r.ComparedValues(len(value)), r.LoadedValues(len(value))...)
 	return slices.ContainsFunc(values, func(v []byte) bool { return bytes.Equal(v, value) })
 }
 
-// ComparedValues returns the values of size bytes with which the rule compares fields. Size 0 selects all values.
+// ComparedValues returns the values with which the rule compares fields. If size is not 0, it omits values whose number
+// of bytes is not size.
 func (r LiveRule) ComparedValues(size int) [][]byte {
 	return filterSize(size, r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE))
 }
 
-// LoadedValues returns the values of size bytes to which the rule translates addresses and ports.
+// LoadedValues returns the values to which the rule translates addresses and ports. For size, see ComparedValues.
 func (r LiveRule) LoadedValues(size int) [][]byte {
 	return filterSize(size, r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE))
 }

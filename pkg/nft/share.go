@@ -187,7 +187,7 @@ func (tx *Tx) addOwners(shared, firsts []Item) error {
 // element has another owner, it stages the element of that owner.
 func (tx *Tx) removeOwners(items []Item, matches func(mark string) bool) error {
 	t := tx.owned.Layout.Table
-	shared := make([]Item, len(items)) // since an entry was found, its owner may have become the first one
+	shared := make([]Item, len(items)) // after an entry was found, its owner may have become the first owner
 	for i, it := range items {
 		shared[i] = it.withoutOwner()
 	}

@@ -20,7 +20,7 @@ import (
 type Tx struct {
 	*Conn
 	LayoutStaged bool // true if Ensure staged a missing part of the owned layout
-	// Prevailing lists elements of shared keys that Put kept, and that go to another chain than the new owner's items.
+	// Prevailing lists elements of earlier owners that Put kept although the new owner's item goes to another chain.
 	Prevailing []Item
 
 	msgs          []message
@@ -31,9 +31,9 @@ type Tx struct {
 	deletedChains map[string]bool // chains whose deletion is staged, by chainID
 
 	// For the deletion of unused chains (dropUnused).
-	neededChains map[string]bool // chains that Ensure named
+	neededChains map[string]bool // chains that were passed to Ensure
 	droppedRefs  map[string]int  // number of elements and rules with a staged deletion that refer to the chain
-	unusedChains []string        // the chains of Drop
+	unusedChains []string        // chains that were passed to Drop
 
 	// For the deletion of empty sets (dropEmpty).
 	shrunkSets  map[string]bool // sets of owners that lose entries

@@ -21,16 +21,16 @@ func Gone() (isGone func(Identity) bool, err error) { return kernelTestOr(proces
 // on the number of processes. MayBeGone returns an error in the same cases as Gone.
 func MayBeGone() (mayBeGone func(Identity) bool, err error) { return kernelTestOr(pinTest, Pins) }
 
-// kernelTestOr returns the kernel's test or, before Linux 6.18, the result of search for a directory. It returns an
-// error if processes that search cannot see may use a namespace.
-func kernelTestOr(search func(dir string) (func(Identity) bool, error), dir string) (func(Identity) bool, error) {
+// kernelTestOr returns the kernel's test or, before Linux 6.18, the test that fallback returns for dir. In the latter
+// case, it returns an error if processes that are not visible may use a namespace.
+func kernelTestOr(fallback func(dir string) (func(Identity) bool, error), dir string) (func(Identity) bool, error) {
 	if test, err := kernelTest(); err == nil {
 		return test, nil
 	}
 	if err := checkVisible(); err != nil {
 		return nil, err
 	}
-	return search(dir)
+	return fallback(dir)
 }
 
 // kernelTest implements Gone for Linux 6.18 and later. A kernel that cannot open namespaces by their cookies, or does

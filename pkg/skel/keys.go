@@ -95,7 +95,7 @@ func isKnown(name string, known []key) bool {
 
 const unknownMax = 64 // largest number of unknown keys that are reported
 
-// findUnknown returns the unknown keys of an object, or of the objects in a list. If known is nil, all keys are known.
+// findUnknown returns the unknown keys of an object, or of the objects in a list. A nil known permits all keys.
 func findUnknown(value any, known []key, path string) (found []unknownKey) {
 	if list, ok := value.([]any); ok {
 		for i, elem := range list {
@@ -146,8 +146,8 @@ func closest(name string, known []key) string {
 	return ""
 }
 
-// isWithinTypos reports whether a differs from b by at most a number of typos: an additional or missing letter, a wrong
-// letter, or two exchanged letters.
+// isWithinTypos reports whether a is b with at most this number of typos. A typo is an additional or missing letter, a
+// wrong letter, or two exchanged letters.
 func isWithinTypos(a, b string, typos int) bool {
 	for a != "" && b != "" && a[0] == b[0] {
 		a, b = a[1:], b[1:]

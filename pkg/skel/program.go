@@ -28,7 +28,7 @@ type Program struct {
 	plugin func() Plugin[any]
 }
 
-// ProgramOf returns the list entry of a plugin with this name.
+// ProgramOf returns the Program of the plugin with this name.
 func ProgramOf[C any](name string, plugin func() Plugin[C]) Program {
 	return programOf(name, func() Plugin[any] { return plugin().Untyped() })
 }

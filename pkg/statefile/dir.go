@@ -55,7 +55,8 @@ func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
 	return &Dir{fd: fd, path: path}, nil
 }
 
-// IsAbsent reports whether an error of Open with perm 0 means that the directory does not exist. A file may exist.
+// IsAbsent reports whether an error of Open with perm 0 means that the directory does not exist. There may
+// be a file at its path.
 func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }
 
 // Path returns the path that d was opened with, for messages.

@@ -90,7 +90,7 @@ func (d *recordDir) Close() error {
 	return err
 }
 
-// Locked calls work with the Store that OpenExisting returns, and closes it afterwards, also after a panic.
+// Locked opens a Store by OpenExisting, passes it to work, and closes it afterwards, also after a panic.
 func (s *Store[T]) Locked(ctx context.Context, work func(*Store[T]) error) error {
 	return s.locked(ctx, 0, func(opened *recordDir) error { return work(&Store[T]{opened}) })
 }
@@ -104,7 +104,7 @@ func (d *recordDir) locked(ctx context.Context, perm fs.FileMode, work func(open
 	return work(opened)
 }
 
-// view calls read with the directory: the open one, or one that it opens without the lock, if it exists.
+// view passes the directory to read: the open one, or one that it opens without the lock, if it exists.
 func (d *recordDir) view(read func(*Dir) error) error {
 	if d.dir != nil {
 		return read(d.dir)

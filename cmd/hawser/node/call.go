@@ -131,7 +131,7 @@ func (n *Node) Checks(a *Attachment) ([]Call, error) {
 
 // Check runs Hawser's CHECK of one plugin in this process. It also knows the objects of the reference plugins. It
 // executes no program and calls no IPAM plugin, so it changes nothing, unlike the reference's CHECK of firewall and
-// dhcp. A failure leaves no record for why.
+// dhcp. A failure is not recorded for "hawser why".
 func (n *Node) Check(ctx context.Context, c Call) error {
 	return n.runInProcess(ctx, c, skel.Env{ReadOnly: true})
 }

@@ -91,8 +91,9 @@ func nftablesChains(nf *nft.Conn) (all []*BaseChain, err error) {
 // maxReached is the number of chains below a base chain that are read.
 const maxReached = 200
 
-// readReached returns the rules of a base chain and of the chains to which they jump. It returns only the rules
-// of the base chain, and isPartial, for nat chains, which have no rules that drop, and for more than maxReached chains.
+// readReached returns the rules of a base chain and of the chains to which they jump. It returns only the rules of the
+// base chain if this is a nat chain, which has no rules that drop, or if there are more than maxReached other chains.
+// isPartial is true if rules are missing.
 func readReached(nf *nft.Conn, base nft.LiveChain) (rules []RuleSummary, isPartial bool, err error) {
 	rules, err = ReadRules(nf, base.Table, base.Name)
 	seen, baseCount := map[string]bool{}, len(rules)

@@ -212,7 +212,8 @@ func (n *Node) usesReference(plugin string) bool {
 	return err == nil && n.IsReference(file)
 }
 
-// isForeign reports whether no plugin of a list, except loopback, is one that Hawser or the reference has.
+// isForeign reports whether the plugins of a list, apart from loopback, are all from other projects than Hawser and the
+// reference.
 func (n *Node) isForeign(config []byte) bool {
 	list, err := ParseList(config)
 	isKnown := func(e Entry) bool { return n.HasPlugin(e.Type) && !e.Is("loopback") }

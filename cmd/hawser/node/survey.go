@@ -320,8 +320,8 @@ const noRuntime = "no runtime knows its container, and no process uses its names
 // runtimes do not list a pod whose start takes long. Any applies to all garbage.
 type MinAge struct{ Any, Pinned time.Duration }
 
-// clockError limits how far in the future the date of an ADD in progress may be. A wrong clock wrote a later date, so
-// that the date is not evidence of the age.
+// clockError limits how far in the future the date of an ADD in progress may be. An even later date is from a wrong
+// clock, so it is not evidence of the age.
 const clockError = 5 * time.Minute
 
 // Classify returns the reason why an attachment is garbage or, with an empty garbage, the reason why it must be kept. A
