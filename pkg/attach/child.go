@@ -202,7 +202,7 @@ func delChild(ctx context.Context, req *skel.Request, kind string) error {
 	child := findChild(req, kind)
 	defer child.close()
 	return DelInterface(ctx, req, child.flush, func() (isDeleted bool, err error) {
-		// After any error the link may exist, for example in a namespace that exists but cannot be entered.
+		// After any error the record stays, because the link may exist in a namespace that cannot be entered.
 		if _, err := child.delete(); err != nil {
 			return false, fmt.Errorf("interface %q: %w", req.IfName, err)
 		}

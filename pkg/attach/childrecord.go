@@ -21,7 +21,8 @@ func childRecords() *statefile.Store[childRecord] {
 	return statefile.NewStore[childRecord](childDir, statefile.DefaultWait)
 }
 
-// childRecord records an attachment's child, for GC and for a DEL without CNI_NETNS, before the link is created.
+// childRecord describes an attachment's child. It is written before the link is created, so that GC, and a DEL without
+// CNI_NETNS, find the link.
 type childRecord struct {
 	cni.Attachment
 	NetnsPath   string      `json:"netnsPath"` // CNI_NETNS
@@ -64,7 +65,7 @@ func findChild(req *skel.Request, kind string) *foundLink {
 	if record, _, f.err = childRecords().Get(req.Hash()); f.err != nil {
 		return f
 	}
-	inRecord := record.findLink(new(ns.Finder).Open) // rtnl.ErrNoLink if there is no record, because its path is empty
+	inRecord := record.findLink(new(ns.Finder).Open) // without a record, the path is empty: rtnl.ErrNoLink
 	if !errors.Is(inRecord.err, rtnl.ErrNoLink) {
 		f.close()
 		return inRecord
@@ -142,7 +143,7 @@ func (c *Call) checkRecords(records *statefile.Store[childRecord], r childRecord
 	if err != nil {
 		return err
 	}
-	l, err := old.liveLink() // rtnl.ErrNoLink if there is no record, because its path is empty
+	l, err := old.liveLink() // without a record, the path is empty: rtnl.ErrNoLink
 	switch {
 	case err == nil:
 		return c.Req.Exists(fmt.Sprintf("interface %q in %s: this attachment exists already; DEL removes it", l.Name,

@@ -18,7 +18,7 @@ import (
 
 // RefuseUsedAddress returns code 103 if the host's router or a live container of another network has the address. The
 // host would send their packets to a link of this attachment. An unused address is not refused, even in the subnet of
-// another network, because networks may divide a subnet by their ranges.
+// another network, because networks may have separate ranges in one subnet.
 func (c *Call) RefuseUsedAddress(addr netip.Addr) error {
 	route, err := c.Host.RouteEntry(addr)
 	isUnicast := route.Type == unix.RTN_UNICAST            // false for the host's own address, for example
@@ -62,9 +62,9 @@ func (c *Call) RefuseNeighbors(res *cni.Result, link rtnl.Link) error {
 
 // RefuseGateway returns code 103 if a live container of another network has the new gateway address. links, the bridge
 // and perhaps its VLAN gateway, are not checked. With the address, the host gets a route to the gateway's subnet, which
-// takes precedence over routes to larger subnets. If such a larger subnet contains the address, RefuseGateway therefore
-// also returns code 103 for a container with any address in the gateway's subnet or, behind a bridge or VLAN gateway,
-// with any address in the larger subnet.
+// takes precedence over routes to larger subnets. If such a larger subnet contains the address, RefuseGateway also
+// returns code 103 for any container in the gateway's subnet. If the larger subnet is behind a bridge or VLAN gateway,
+// it does so for any container there, because the next one may get an address in the gateway's subnet.
 func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	routes, err := c.Host.RouteCopies()
 	if err != nil {
@@ -201,8 +201,8 @@ func (c *Call) isInVLAN(port, bridge rtnl.Link, vlan string) (bool, error) {
 }
 
 // assigned returns the addresses that the ADD of the attachment with a mark assigned. A container with CAP_NET_ADMIN
-// can give itself any other address, which must not keep other networks from it. If the ADD's result is unknown,
-// assigned returns all addresses.
+// can give itself any other address, and must not block that address for other networks. If the ADD's result is
+// unknown, assigned returns all addresses.
 func assigned(addrs []netip.Addr, mark string) []netip.Addr {
 	result := cachedResult(mark)
 	if result == nil {

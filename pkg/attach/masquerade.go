@@ -117,8 +117,8 @@ func (c *Call) Reapply(ctx context.Context, m Masq, master int, isGateway bool) 
 	return err
 }
 
-// Restore restores the masquerades of live pairs on nftables. For each attachment that lacked rules, the result has an
-// error that describes them, by the attachment's mark. parse returns the masquerade that a request configures. If that
+// Restore restores the masquerades of live pairs on nftables. The result maps the mark of each attachment that lacked
+// rules to an error that describes the missing rules. parse returns the masquerade that a request configures. If that
 // masquerade has no Link, Restore skips an attachment without a marked host end.
 func Restore(ctx context.Context, all []*skel.Request,
 	parse func(host *rtnl.Conn, req *skel.Request) (Masq, error)) map[string]error {

@@ -33,7 +33,7 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeR
 	for _, remove := range rules {
 		errs = append(errs, remove(lockCtx, nf, false))
 	}
-	// masq.Del reads only the elements of the Link and Addrs that ADD probably used, and all if one is missing there.
+	// ADD probably used this Link and these Addrs. masq.Del reads only their elements, or all if one is missing.
 	masquerade := masq.Config{
 		Attachment: req.Attachment, Link: cmp.Or(vlanGateway(req.PrevResult, bridge), bridge, pair.link.Name),
 		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,

@@ -40,8 +40,8 @@ func Restorable(hasRecord, isEnding, isSame bool) error {
 // VerifyAttached returns nil if the container's interface exists and has the addresses of prevResult. Otherwise it
 // returns the reason why nothing may be restored for the attachment. An interface without addresses is also accepted if
 // prevResult has its MAC address, because gVisor moves the addresses into its own network stack. The DEL of a pair may
-// also remove the addresses, but sets EndingAlias first. A failure to read is a reason, because restored rules must not
-// outlive the container.
+// also remove the addresses, but sets EndingAlias first. If the interface cannot be read, VerifyAttached returns that
+// error, because restored rules must not outlive the container.
 func VerifyAttached(req *skel.Request) error {
 	n, err := ns.Open(req.Netns)
 	if err != nil {

@@ -31,7 +31,8 @@ func MarkedHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 }
 
 // IsUnmarkedHostEnd reports whether l is a host end on the network that has no mark yet, because its ADD is in progress
-// or was killed. The kernel does not accept an alias for a new link, so its group identifies the network until then.
+// or was killed. The kernel does not accept an alias for a new link. Until ADD writes the mark, the link's group
+// identifies the network.
 func IsUnmarkedHostEnd(l rtnl.Link, network string) bool {
 	return l.IsPairEnd() && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }

@@ -108,7 +108,7 @@ func (c *checker) checkFile(file string) error {
 	}
 	s := location{c, file, ""}
 	if err != nil {
-		what, isOwn := strings.CutPrefix(err.Error(), file+": ") // false for another file of the network
+		what, isOwn := strings.CutPrefix(err.Error(), file+": ") // false if another file of the list is wrong
 		p := cni.Problem{Reason: what}
 		if first := cni.ProblemsOf(err)[0]; isOwn && first.Key != "" {
 			p = first

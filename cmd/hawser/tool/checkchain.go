@@ -129,12 +129,12 @@ func (s location) checkAddresses(e node.Entry) {
 		s.report(broken, "ipam.type", "is missing, so containers get no address",
 			`write the IPAM plugin, such as "host-local"`)
 	}
-	routes := defaultRoutes(ipam["routes"])
+	families := defaultFamilies(ipam["routes"])
 	for i, set := range (node.List{Plugins: []node.Entry{e}}).RangeSets() {
 		size := 0.0
 		for _, r := range set {
 			size += r.Size()
-			isDefault := slices.ContainsFunc(routes, func(is4 bool) bool { return is4 == r.Gateway.Is4() })
+			isDefault := slices.ContainsFunc(families, func(is4 bool) bool { return is4 == r.Gateway.Is4() })
 			// ptp adds a route to the gateway. A link-local gateway is reached through the interface itself.
 			isReached := r.Subnet.Contains(r.Gateway) || r.Gateway.Is6() && r.Gateway.IsLinkLocalUnicast() ||
 				s.nameOf(e) == "ptp"
@@ -150,8 +150,8 @@ func (s location) checkAddresses(e node.Entry) {
 	}
 }
 
-// defaultRoutes returns the families of the default routes without a gateway of their own; true = IPv4.
-func defaultRoutes(raw json.RawMessage) (families []bool) {
+// defaultFamilies returns the families of the default routes without a gateway of their own; true = IPv4.
+func defaultFamilies(raw json.RawMessage) (families []bool) {
 	var routes []struct{ Dst, GW string }
 	_ = json.Unmarshal(raw, &routes) // plugins refuse other types
 	for _, r := range routes {

@@ -267,8 +267,8 @@ func guards(f *facts) {
 	}
 }
 
-// maxChecks is the number of attachments that doctor checks. After them, it only checks one attachment of each network
-// of which it has checked none. That is sufficient, because a flush of rules affects all attachments alike.
+// maxChecks is the number of attachments that doctor checks. After them, it only checks the first attachment of each
+// network that is still unchecked. That is sufficient, because a flush of rules affects all attachments alike.
 const maxChecks = 300
 
 // drifts runs CHECK for live containers. It reports the first drift of each network and plugin, and names the other
@@ -419,7 +419,8 @@ func notReplaced(f *facts) {
 	}
 }
 
-// replaceAdvice returns advice for other programs in the place of Hawser's plugins. option is one of install.
+// replaceAdvice returns advice for other programs in the place of Hawser's plugins. option is empty or an option of
+// hawser install.
 func replaceAdvice(option, dir string) string {
 	return fmt.Sprintf(kindByID("not-replaced").Advice, option, dir)
 }

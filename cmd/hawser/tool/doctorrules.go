@@ -128,7 +128,8 @@ func newPacket(list node.List, uplink rtnl.Link, links []rtnl.Link, ends []strin
 	return p
 }
 
-// isInner reports whether a link does not connect to other machines, unless it is the uplink.
+// isInner reports whether a link is lo or a bridge without uplinks, which leads to other machines only if it is the
+// uplink itself.
 func isInner(links []rtnl.Link, l rtnl.Link) bool {
 	if l.Kind != "bridge" {
 		return l.Name == "lo"

@@ -114,9 +114,9 @@ func (s *testContainer) echo(ctx context.Context, addr netip.Addr, size int) err
 	return fmt.Errorf("%s does not answer ICMP echo", addr)
 }
 
-// reachesProgram returns the reason to skip a test with packets, or nil. With a tap, only the program that opens it
-// gets packets.
-func (t *trial) reachesProgram() error {
+// skipIfTap returns the reason to skip a test with packets, or nil. With a tap, only the program that opens it gets
+// packets.
+func (t *trial) skipIfTap() error {
 	isTap := func(e node.Entry) bool { return e.Is("tap") || e.Is("tc-redirect-tap") }
 	if slices.ContainsFunc(t.list.Plugins, isTap) {
 		return skipped("only a program that opens the tap, such as a virtual machine, gets packets")
@@ -125,7 +125,7 @@ func (t *trial) reachesProgram() error {
 }
 
 func (t *trial) gateways(ctx context.Context) (string, error) {
-	if err := t.reachesProgram(); err != nil {
+	if err := t.skipIfTap(); err != nil {
 		return "", err
 	}
 	s, o, tested := t.containers[0], outcomes{}, []netip.Addr{}
@@ -155,7 +155,7 @@ func (t *trial) gateways(ctx context.Context) (string, error) {
 // dns asks each DNS server in the result for the root's name servers. A server that does not answer causes only a
 // warning, because it may be on another machine that is down.
 func (t *trial) dns(ctx context.Context) (string, error) {
-	if err := t.reachesProgram(); err != nil {
+	if err := t.skipIfTap(); err != nil {
 		return "", err
 	}
 	var o outcomes
@@ -222,7 +222,7 @@ func (t *trial) isIsolated() bool {
 
 // neighbors tests whether the containers reach each other. They must do so only on a bridge without isolation.
 func (t *trial) neighbors(ctx context.Context) (string, error) {
-	a, b, err := t.containers[0], t.containers[1], t.reachesProgram()
+	a, b, err := t.containers[0], t.containers[1], t.skipIfTap()
 	if err != nil {
 		return "", err
 	}
@@ -249,7 +249,7 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 	if t.port == 0 {
 		return "", skipped("no plugin of the list uses portMappings")
 	}
-	if err := t.reachesProgram(); err != nil {
+	if err := t.skipIfTap(); err != nil {
 		return "", err
 	}
 	var listener *net.TCPListener

@@ -128,7 +128,7 @@ func (w watcher) run(ctx context.Context) error {
 	notify := func(c chan struct{}) {
 		select {
 		case c <- struct{}{}:
-		default: // not yet received
+		default: // the previous notification has not been received yet
 		}
 	}
 	go func() {

@@ -101,7 +101,7 @@ func (b *bridgeCall) configure(ctx context.Context, res *cni.Result, gateways []
 	return nil
 }
 
-// refuseNeighbors refuses addresses that the host knows from neighbors on the bridge or, in a VLAN, on its gateway.
+// refuseNeighbors refuses addresses that a container of another network on the bridge, or in the VLAN, has.
 func (b *bridgeCall) refuseNeighbors(res *cni.Result) (err error) {
 	link := b.bridge
 	if b.cfg.VLAN != 0 && len(res.IPs) > 0 {

@@ -359,9 +359,9 @@ func (b *bridgeCall) completeVLANGateway(ctx context.Context, gw, end rtnl.Link)
 }
 
 // resolveMasq returns the configured masquerade with Link set to the interface on which the container's packets arrive,
-// or its VRF. With isGateway and vlan, that interface is the VLAN gateway. Without isGateway, it is the VLAN link or
-// VLAN gateway of the bridge through which the host routes to the container. Otherwise, and if that link is missing, it
-// is the bridge.
+// or its VRF. With isGateway and vlan, that interface is the VLAN gateway. Without isGateway, it is the link through
+// which the host routes to the container, if that is a VLAN link or VLAN gateway of the bridge. Otherwise, and if the
+// VLAN gateway is missing, it is the bridge.
 func (c config) resolveMasq(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
 	if m = c.Masq; !m.Enabled {
 		return m, nil

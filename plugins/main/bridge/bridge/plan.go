@@ -84,7 +84,7 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 // duplicate is removed and added again, because the other host with the address may no longer exist.
 type gatewayPlan struct {
 	Remove    []netip.Prefix // addresses of the link that conflict with a gateway address, or are duplicates
-	Add       []netip.Prefix // missing gateway addresses, duplicates, and those that the kernel may remove with others
+	Add       []netip.Prefix // missing or duplicate gateway addresses, and those that the kernel may remove with Remove
 	Usable    []netip.Prefix // IPv6 gateway addresses that the link has and that are not tentative
 	AwaitsDAD bool           // ADD waits for the new detection, because Add has a duplicate
 }

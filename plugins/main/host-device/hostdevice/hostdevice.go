@@ -42,12 +42,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 			return nil, err
 		}
 	}
-	if r.Settings != nil {
+	if r.DeviceNetwork != nil {
 		s.Req.Step("configure the device's network")
-		if err := r.Settings.apply(ctx, s, target, r.Link); err != nil {
+		if err := r.DeviceNetwork.apply(ctx, s, target, r.Link); err != nil {
 			return nil, err
 		}
-		if cfg.Link.OwnAddrs, err = r.Settings.ips(s); err != nil {
+		if cfg.Link.OwnAddrs, err = r.DeviceNetwork.ips(s); err != nil {
 			return nil, err
 		}
 	}
@@ -56,8 +56,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	res.Interfaces[0].Name, res.Interfaces[0].PCIID = s.Req.IfName, r.PCI
-	if r.Settings != nil {
-		res.Routes = append(res.Routes, r.Settings.routes(s.Req.Version)...)
+	if r.DeviceNetwork != nil {
+		res.Routes = append(res.Routes, r.DeviceNetwork.routes(s.Req.Version)...)
 		warnHidden(s.Req, res.IPs)
 	}
 	if target.Index == 0 || len(res.IPs) == 0 {
@@ -68,8 +68,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	// The lock is free while IPAM runs, which may take long. Another call may move the device or change the record
-	// then.
+	// Both steps lock and read the record, because the lock is free while IPAM runs, which may take long. In that time,
+	// another call may move the device or change the record.
 	return attach.DelInterface(ctx, req, func() error {
 		return withRecord(ctx, req, func(c call, r *record, err error) error {
 			if err != nil {
@@ -152,8 +152,8 @@ func moveIn(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 	if err := locked.Put(ctx, *r); err != nil || l.Index == 0 {
 		return r, err
 	}
-	if r.Settings != nil {
-		if err := r.Settings.keepOtherHops(c.Host, l); err != nil {
+	if r.DeviceNetwork != nil {
+		if err := r.DeviceNetwork.keepOtherHops(c.Host, l); err != nil {
 			return r, err
 		}
 	}
@@ -251,7 +251,7 @@ func (c call) prepare(r *record, cfg config) (err error) {
 		}
 	}
 	if cfg.UseNetwork {
-		if r.Settings, err = c.readNetwork(r.Link); err != nil {
+		if r.DeviceNetwork, err = c.readNetwork(r.Link); err != nil {
 			return err
 		}
 	}
@@ -357,7 +357,7 @@ func verify(s *attach.Call, d selector) []error {
 			s.Req.IfName, alias))
 	}
 	if ok {
-		errs = append(errs, r.Settings.verify(s.Cont))
+		errs = append(errs, r.DeviceNetwork.verify(s.Cont))
 	}
 	return errs
 }

@@ -149,8 +149,9 @@ func isRecreated(r rtnl.RouteCopy, addrs []rtnl.AddrCopy) bool {
 	return isLinkLocal || r.Table() == unix.RT_TABLE_LOCAL || r.IsAutomatic(addrs)
 }
 
-// planInside decides which routes and rules the container gets, and which routes without a device in the tables of the
-// rules. It omits those that the container already has, because DEL would otherwise remove them.
+// planInside decides which of the device's routes and rules the container gets. It adds the routes without a device,
+// such as unreachable ones, from the tables of these rules. It omits routes and rules that the container already has,
+// because DEL would otherwise remove them.
 func (c call) planInside(n *network, l rtnl.Link) error {
 	rules, err := c.Cont.RuleCopies()
 	if err != nil {
@@ -420,7 +421,7 @@ func (n *network) removeInside(cont *rtnl.Conn) error {
 // changes nothing. It also keeps a route that now has another next hop. If IPv6 is disabled on the device, it restores
 // only IPv4.
 func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) error {
-	n := r.Settings
+	n := r.DeviceNetwork
 	if n == nil {
 		return nil
 	}

@@ -29,9 +29,10 @@ type record struct {
 	PCI       string      `json:"pci,omitempty"`
 	Link      rtnl.Link   `json:"link"`             // on the host; zero if a userspace driver has the device
 	Failed    bool        `json:"failed,omitempty"` // DEL could not restore all settings
-	// Inside is the device's index in the container. It is 0 before the move if a link there has the index of the host.
-	Inside   int      `json:"inside,omitempty"`
-	Settings *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
+	// Inside is the device's index in the container. Before the move, it is 0 if another link there has the index
+	// that the device has on the host.
+	Inside        int      `json:"inside,omitempty"`
+	DeviceNetwork *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
 }
 
 type store = statefile.Store[record]
@@ -43,7 +44,7 @@ func records() *statefile.Store[record] {
 
 // Plausible reports whether an ADD can have written the record, because its file may be damaged.
 func (r record) Plausible() bool {
-	return (r.Link.Index == 0 || cni.ValidIfName(r.Link.Name)) && r.Settings.isPlausible(r.Link.Index)
+	return (r.Link.Index == 0 || cni.ValidIfName(r.Link.Name)) && r.DeviceNetwork.isPlausible(r.Link.Index)
 }
 
 func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.Name, r.PCI)) }
@@ -120,7 +121,7 @@ func (r *record) findDevice(conn *rtnl.Conn) (l rtnl.Link, err error) {
 // restored are an error the first time, so that the runtime repeats the call, and a warning the second time. If another
 // interface has the device's name, the record stays, and a later call only renames the device.
 func (c call) moveBack(ctx context.Context, r *record, cont *rtnl.Conn) error {
-	insideErr := r.Settings.removeInside(cont)
+	insideErr := r.DeviceNetwork.removeInside(cont)
 	l, err := r.moveOut(c.Host, cont)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		l, err = r.findHome(c.Host)

@@ -21,8 +21,8 @@ func adminRules(admin string) []ipt.Rule {
 
 func adminJump(admin string) ipt.Rule { return commentedRule(cniForward, "", adminOverrides, admin) }
 
-// ensureAdmin adds the rules that send packets through the administrator's chain. A configured chain comes after the
-// chains that packets already pass, because these may belong to the author of another configuration.
+// ensureAdmin adds the rules that send packets through the administrator's chain. A new jump to a configured chain is
+// placed after the jumps to other administrators' chains, because these may belong to another configuration's author.
 func ensureAdmin(e *ipt.Edit, admin string) {
 	e.CreateChains(cniForward, admin)
 	var otherJumps []ipt.Rule

@@ -92,7 +92,7 @@ func (c call) setFlag(r *record, on bool) error {
 	return c.Host.SetPort(r.Port, port)
 }
 
-// recordFlag records whether ADD must set the flag, because the flag is not set yet.
+// recordFlag sets SetFlag if the port does not have the flag yet, so that ADD sets the flag.
 func (c call) recordFlag(r *record) error {
 	port, err := c.Host.Port(r.Port)
 	r.SetFlag = !port.Isolated

@@ -89,8 +89,8 @@ func policySets() []nft.Set {
 	}
 }
 
-// policyLayout returns the chain that drops packets between bridges with a policy, of all connections. It exists only
-// while there is such a bridge, because each forwarded packet of the host passes it.
+// policyLayout returns the chain that drops packets between bridges with a policy, even of established connections. The
+// chain exists only while there is such a bridge, because each forwarded packet of the host passes it.
 func policyLayout() nft.Layout {
 	return nft.Layout{Table: table, Sets: policySets(), Chains: []nft.Chain{{
 		Name: policyChain, Comment: "packets between bridges with an ingress policy",
@@ -229,7 +229,7 @@ func (c call) keepUnpublished(ctx context.Context, r *record, others []nft.Item)
 }
 
 // restore restores elements and shared chains from the records, but neither lost policies nor rules in FORWARD. Like
-// DEL, it holds the lock of the records. It reads the containers' namespaces before.
+// DEL, it holds the lock of the records. It reads the containers' namespaces before it locks.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf := nft.New()
 	defer nf.Close()
@@ -244,7 +244,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 		if len(byBit) == 0 {
 			return nil
 		}
-		// Restore replaces the first layout, which has a chain for policies.
+		// Restore deletes the first layout with its chain for policies, so the current one must exist before.
 		if err := nf.Update(ctx, ensurePolicyChain); err != nil {
 			return err
 		}

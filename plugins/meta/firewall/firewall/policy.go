@@ -76,10 +76,10 @@ func (c call) decidePolicy(ctx context.Context, s *store, r *record) (p policy, 
 	return p, c.isolatePorts(ctx, s, r)
 }
 
-// refuseStricter returns code 103 if the policy is stricter than the bridge's and would restrict containers of another
-// network, because a network of the administrator names the bridge, or another network has a port of it. A
-// configuration of the administrator is not refused on a bridge that it names. If a file of the administrator cannot be
-// read, and no other file shows that the configuration is the administrator's, the error has code 5.
+// refuseStricter returns code 103 if the policy is stricter than the bridge's and would restrict another network: a
+// network of the administrator that names the bridge, or a network that has a port of the bridge. A configuration of
+// the administrator is not refused on a bridge that it names. If a file of the administrator cannot be read, and no
+// other file shows that the configuration is the administrator's, the error has code 5.
 func (c call) refuseStricter(s *store, r *record) error {
 	if r.Policy == policyOpen {
 		return nil

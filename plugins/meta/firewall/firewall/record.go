@@ -172,8 +172,8 @@ func addressesOf(prev *cni.Result, ifName string) []netip.Addr {
 }
 
 // hostBit returns the fwmark bit that attachments on the backend nftables use, or wanted if there is no such
-// attachment. All of them must use the same bit, because addNFTables deletes the chains for any other bit. Policies on
-// the backend firewalld are in the same chains. anyRecord is Any of a statefile.Store.
+// attachment. All of them must use the same bit, because addNFTables deletes the chains for any other bit. With
+// firewalld, a policy creates the same chains, so ADD also uses this bit. anyRecord is Any of a statefile.Store.
 func hostBit(anyRecord func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
 	bit = wanted
 	_, err = anyRecord(func(o record) bool {

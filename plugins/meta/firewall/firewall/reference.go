@@ -37,9 +37,10 @@ func (c call) delReference(ctx context.Context, s *store, own *record) error {
 	return ipt.WarnIfMissing(c.Req.Warn, foreignRules, errors.Join(errs...))
 }
 
-// delReferenceRules removes the reference plugin's rules for the record's addresses and, after the last container, the
-// policy of the bridge, which is the first interface in prevResult, as for the reference plugin. Because the author of
-// a configuration can write prevResult, it uses only addresses of the container's own interface (confirmAddrs).
+// delReferenceRules removes the reference plugin's rules for the record's addresses and, with the bridge's last
+// container, the bridge's policy. Like the reference plugin, it treats the first interface in prevResult as the bridge.
+// Because the author of a configuration can write prevResult, it uses only addresses of the container's own interface
+// (confirmAddrs).
 func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error {
 	links, err := c.confirmAddrs(r)
 	if err != nil || len(r.Addrs) == 0 {

@@ -12,10 +12,10 @@ import (
 )
 
 // Tenants may write conditions, which iptables and nft execute as root. So a condition may only contain matches that
-// read a packet, its connection, a link or a route, and matches that count for their own rule. It may not contain
-// matches that change other state: lists and counters with a name (recent, hashlimit), logs, marks, and settings of the
-// host (connbytes turns on accounting of connections, and physdev packet filters for bridges). A lookup in an ipset
-// (set) is permitted, although it increments the counters of a set that has counters.
+// read a packet, its connection, a link or a route, and matches that keep a count for only their own rule (limit). It
+// may not contain matches that change other state: lists and counters with a name (recent, hashlimit), logs, marks, and
+// settings of the host (connbytes turns on accounting of connections, and physdev packet filters for bridges). A lookup
+// in an ipset (set) is permitted, although it increments the counters of a set that has counters.
 
 // iptablesMatches lists the matches of iptables that conditions may use. iptablesOptions lists the permitted options:
 // the options of these matches, and options that need no match. An option is not checked against its match, because
@@ -48,7 +48,7 @@ func checkMatches(key string, tokens []string) error {
 	find := misfitNFT
 	if syntaxOf(tokens) == iptables {
 		find = misfitIPTables
-		if err := checkListed(key, tokens); err != nil {
+		if err := checkSavedForm(key, tokens); err != nil {
 			return err
 		}
 	}
@@ -97,7 +97,7 @@ func isWord(list, word string) bool {
 }
 
 // nftFields are the expressions of nft that conditions may use, in addition to nftMeta: each header or object, and its
-// fields. The words of nftMeta also need no "meta" before them.
+// fields. The words of nftMeta are also permitted without "meta" before them.
 const nftFields = "|meta:" + nftMeta + " length protocol priority nfproto l4proto random iifkind oifkind time hour " +
 	"day sdif sdifname" +
 	"|ip:saddr daddr protocol version hdrlength dscp ecn length id frag-off ttl checksum" +
@@ -334,8 +334,8 @@ const (
 	rulesMax     = 256     // rules in iptables for one port
 	allRulesMax  = 1 << 12 // rules in iptables for all ports, in one family
 
-	// For checkListed. iptables-restore reads at most 255 words and 10,238 bytes of a rule, 1,023 bytes of a word, and
-	// 256 bytes of a string in hexadecimal. iptables-save prints up to twice as many bytes as iptables was given,
+	// For checkSavedForm. iptables-restore reads at most 255 words and 10,238 bytes of a rule, 1,023 bytes of a word,
+	// and 256 bytes of a string in hexadecimal. iptables-save prints up to twice as many bytes as iptables was given,
 	// because it escapes characters, and up to four words for one, because it adds defaults: -mlimit becomes
 	// -m limit --limit 3/hour.
 	iptablesMax = 1 << 12 // bytes of all conditions
@@ -347,9 +347,9 @@ const (
 	unquotedReason = "has a blank, quotation mark or backslash, which iptables-save does not quote"
 )
 
-// checkListed returns an error for a condition in iptables' syntax that iptables-restore would refuse or read
+// checkSavedForm returns an error for a condition in iptables' syntax that iptables-restore would refuse or read
 // differently when another program saves and restores all rules.
-func checkListed(key string, tokens []string) error {
+func checkSavedForm(key string, tokens []string) error {
 	refuse := func(key string, limit int, unit string) error {
 		return cni.Refuse(key, nil, fmt.Sprintf("has more than %d %s, the maximum in iptables' syntax", limit, unit))
 	}

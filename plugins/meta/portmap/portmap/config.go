@@ -52,7 +52,7 @@ const defaultMarkBit = 13
 
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
-		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
+		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // [] becomes nil
 	var err error
 	c.backend, err = ipt.ParseBackend("backend", w.Backend)
 	problems.Add(err)

@@ -78,8 +78,9 @@ func deleteUDP(records []*record, matches func(ports []hostPort, f nft.Flow) boo
 	return count, nil
 }
 
-// udpPorts returns a function that returns the UDP host ports of a family at a destination. There can be thousands of
-// ports of one number, and of flows to it. The function is nil if there are no such ports.
+// udpPorts returns a function that returns the UDP host ports of a family at a destination. The function uses a map,
+// because there can be thousands of addresses with the same port number, and thousands of flows to that number. The
+// function is nil if there are no such ports.
 func udpPorts(family nft.Family, records []*record) func(netip.AddrPort) []hostPort {
 	byAddr := map[netip.AddrPort][]hostPort{}
 	for _, r := range records {

@@ -103,7 +103,7 @@ func (c call) verifyNFTables(r *record) error {
 }
 
 // restore restores elements and shared rules from the records, but no attachments with conditions. Like DEL, it holds
-// the lock of the records. It reads the containers' namespaces before.
+// the lock of the records. It reads the containers' namespaces before it locks.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf, host := nft.New(), rtnl.Host()
 	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
@@ -355,8 +355,8 @@ func (r *record) items() (out []nft.Item) {
 	return out
 }
 
-// conflictItems returns, for the attachment's host ports of single addresses, items with the keys of the same ports of
-// all addresses. They are used to find other owners, because such ports conflict.
+// conflictItems returns an item for each of the attachment's host ports of a single address. Its key is the key that
+// the same port of all addresses has. The items are used to find other owners, because the two ports conflict.
 func (r *record) conflictItems() (out []nft.Item) {
 	for _, p := range r.hostPorts() {
 		if !p.Addr.IsUnspecified() {

@@ -37,7 +37,7 @@ type record struct {
 	Addrs    []address `json:"addrs"` // at most one per family
 	// Ending is true once a DEL has begun, so that reapply restores nothing, and other attachments can claim the ports.
 	Ending bool `json:"ending,omitempty"`
-	// Skipped lists host ports that the container has on another network. Runtimes send the same ports for each.
+	// Skipped lists host ports that the container has on another network: runtimes send each network the same ports.
 	Skipped  []hostPort `json:"yielded,omitempty"`
 	Localnet string     `json:"localnet,omitempty"` // link whose route_localnet the host ports need; empty = none
 	// PriorLocalnet is the value of route_localnet before the link's first user. The guard also has it, but other
