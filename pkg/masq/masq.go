@@ -108,7 +108,9 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(marks 
 	missing, err = o.Restore(ctx, nf, wanted, exists(lacking))
 	stillExists := exists(slices.Collect(maps.Keys(missing)))
 	for mark := range missing {
-		if !stillExists[mark] {
+		// Without missing items, nothing was added. A namespace that cannot be read in time exists, because that of an
+		// ended container cannot even be opened.
+		if exists, isRead := stillExists[mark]; isRead && !exists && slices.Contains(lacking, mark) {
 			delete(missing, mark)
 			err = errors.Join(err, o.Remove(ctx, nf, wanted, func(live string) bool { return live == mark }))
 		}

@@ -3,6 +3,7 @@ package masq_test
 import (
 	"context"
 	"fmt"
+	"os/exec"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -84,6 +85,26 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 			Expect(rules()).To(BeEmpty())
 		})
 	})
+
+	DescribeTable("keeps the elements of an attachment that lacks only the shared chain, or is not read in time",
+		func(lost []string, answers ...map[string]bool) {
+			on(func(nf *nft.Conn, rules func() string) {
+				Expect(masq.Add(ctx, nf, lives)).To(Succeed())
+				nstest.Must(exec.Command("nft", lost...).Output())
+				_, err := masq.Restore(ctx, nf, []masq.Config{lives}, func([]string) map[string]bool {
+					answer := answers[0]
+					answers = answers[1:]
+					return answer
+				})
+				Expect(err).NotTo(HaveOccurred())
+				Expect(rules()).To(And(restored, ContainSubstring("vmap @masq4_v2")))
+			})
+		},
+		Entry("without one of its addresses", []string{"flush", "chain", "inet", "hawser", "masq_v2"},
+			map[string]bool{}, map[string]bool{lives.Attachment.Mark(): false}),
+		Entry("slowly", []string{"flush", "ruleset"},
+			map[string]bool{lives.Attachment.Mark(): true}, map[string]bool{}),
+	)
 
 	It("is undone if the attachment ended in between", func() {
 		on(func(nf *nft.Conn, rules func() string) {
