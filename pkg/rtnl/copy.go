@@ -412,14 +412,16 @@ func (c *Conn) KeepOtherHops(link int, r RouteCopy) error {
 }
 
 // RestoreWhole restores a route as RestoreCopy does, if the link may have shared the route with other links. It
-// replaces the route that KeepOtherHops left, unless the kernel refuses the new one. It returns false and changes
-// nothing if neither the whole route nor that route exists.
+// replaces the route that KeepOtherHops left, unless the kernel refuses the new one. A route with r's key that uses a
+// nexthop object stays, because its program adds the next hop again. RestoreWhole returns false and changes nothing if
+// none of these routes exists.
 func (c *Conn) RestoreWhole(link int, r RouteCopy) (isFound bool, err error) {
 	if _, shared := r.HopsNotThrough(link); !shared {
 		return true, c.RestoreCopy(r)
 	}
 	routes, err := c.RouteCopies()
-	if err != nil || slices.ContainsFunc(routes, r.Equal) {
+	isThere := func(o RouteCopy) bool { return o.Equal(r) || o.usesObject && o.HasSameKey(r) }
+	if err != nil || slices.ContainsFunc(routes, isThere) {
 		return true, err
 	}
 	i := slices.IndexFunc(routes, func(o RouteCopy) bool {
