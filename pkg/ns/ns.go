@@ -74,10 +74,18 @@ func openChecked(path string, check func(fd int) error) (fd int, err error) {
 		return -1, err
 	}
 	fd, err = open(fmt.Sprintf("/proc/self/fd/%d", checked), unix.O_RDONLY)
-	if errors.Is(err, unix.ENOENT) { // must not mean that nothing is at path
-		err = errors.New("/proc/self/fd does not exist")
+	if !errors.Is(err, unix.ENOENT) {
+		return fd, err
 	}
-	return fd, err
+	// Without /proc, only the path is left.
+	if fd, err = open(path, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+		return -1, err
+	}
+	if err := check(fd); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 func open(path string, flags int) (fd int, err error) {

@@ -95,18 +95,21 @@ var _ = Describe("Open", func() {
 		}),
 	)
 
-	It("does not return ErrNotExist for a namespace if /proc is not mounted", func() {
+	It("opens a namespace if /proc is not mounted", func() {
 		h, result := nstest.NewNetns(), make(chan error)
 		go func() {
 			runtime.LockOSThread() // and the thread ends with the goroutine
 			err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
 				unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("", "/proc", "tmpfs", 0, ""))
 			if err == nil {
-				_, err = ns.Open(h.Path)
+				var n *ns.NS
+				if n, err = ns.Open(h.Path); err == nil {
+					err = n.Close()
+				}
 			}
 			result <- err
 		}()
-		Expect(<-result).To(And(MatchError(ContainSubstring("/proc/self/fd")), Not(MatchError(ns.ErrNotExist))))
+		Expect(<-result).To(Succeed())
 	})
 })
 
