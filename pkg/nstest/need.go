@@ -231,6 +231,7 @@ var features = map[string][]string{
 	"userns":         {"unshare -Ur true"},
 	"vlan_filtering": {"ip link add bridge9 type bridge vlan_filtering 1"},
 	"vrf":            {"ip link add vrf9 type vrf table 10"},
+	"vxlan":          {"ip link add vxlan9 type vxlan id 9 dstport 4789"},
 }
 
 // Need skips the spec with the kernel's error unless each of these features works on this machine. A run tries each

@@ -412,6 +412,24 @@ var _ = Describe("DEL", func() {
 		Expect(links(w)).To(Equal(before))
 	})
 
+	DescribeTable("brings home a device whose MAC address the container changed",
+		func(former, device string, needs ...string) {
+			nstest.Need(needs...)
+			w := newWorld()
+			IP(w.Host, "link del d0")
+			w.Host.IP("link add d0 type "+device, "link set d0 up")
+			before := links(w)
+			a := attached(w, conf(Object{"ipam": nil}))
+			w.Cmd("sh", "-c", "sed -i '"+former+"' /run/hawser/host-device/*.json")
+			a.Host.IP("link set net1 address 02:00:00:00:00:77 alias x")
+			w.Succeeds(a.As("DEL"))
+			Expect(links(w)).To(Equal(before))
+		},
+		Entry("with a record of a former version", `s/"inside":[0-9]*/"keepsIndex":true/`, "veth peer d0p"),
+		Entry("a vxlan, whose peer the kernel reports differently", Label("kernel"), "", "vxlan id 7 dstport 4789",
+			"vxlan"),
+	)
+
 	It("takes no device that the container made with the alias of the host's", func() {
 		w := newWorld()
 		a := attached(w, conf())

@@ -32,7 +32,8 @@ type record struct {
 	// Inside is the device's index in the container. Before the move, it is 0 if another link there has the index
 	// that the device has on the host.
 	Inside        int      `json:"inside,omitempty"`
-	DeviceNetwork *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
+	KeepsIndex    bool     `json:"keepsIndex,omitempty"` // of a former format: Inside is the index on the host
+	DeviceNetwork *network `json:"settings,omitempty"`   // nil without the key useInterfaceNetwork
 }
 
 type store = statefile.Store[record]
@@ -99,8 +100,10 @@ func (r *record) findDevice(conn *rtnl.Conn) (l rtnl.Link, err error) {
 	// A container can create a virtual link with any alias and MAC address. It cannot change the device's index, kind,
 	// parent or peer, and the peer is usually outside.
 	isVirtual := r.Link.Kind != ""
-	isIndexKnown := isVirtual && r.Inside != 0
-	isKept := l.Kind == r.Link.Kind && l.Parent == r.Link.Parent && l.Peer == r.Link.Peer &&
+	isIndexKnown := isVirtual && (r.Inside != 0 || r.KeepsIndex)
+	// Of a vxlan or geneve in another namespace, the kernel reports the device itself as the peer.
+	isOwnPeer := l.Peer == l.Index && r.Link.Peer == 0
+	isKept := l.Kind == r.Link.Kind && l.Parent == r.Link.Parent && (l.Peer == r.Link.Peer || isOwnPeer) &&
 		(l.Peer == 0 || l.PeerNS != -1)
 	isFound := func(l rtnl.Link) bool { return r.isDevice(l) && (!isVirtual || slices.Equal(l.MAC, r.Link.MAC)) }
 	if err == nil && (isIndexKnown && isKept || isFound(l)) {
