@@ -20,10 +20,10 @@ const victimMAC = "ee:ee:ee:ee:ee:ee"
 func victim(n *World, port bool) *Pod {
 	GinkgoHelper()
 	p := NewPod("victim")
-	IP(n.Host, "link add cali0 index 77 address %s type veth peer name eth0 index 55 netns %s", victimMAC, p.Name)
+	IP(n.Host, "link add veth0 index 77 address %s type veth peer name eth0 index 55 netns %s", victimMAC, p.Name)
 	if port {
 		IP(n.Host, "link add cni0 type bridge")
-		IP(n.Host, "link set cali0 master cni0")
+		IP(n.Host, "link set veth0 master cni0")
 	}
 	return p
 }
@@ -41,7 +41,7 @@ func forged(plugin, sandbox string) Object {
 	cont := Object{"name": "eth0", "sandbox": sandbox}
 	return Object{"cniVersion": "1.0.0", "name": "net", "type": plugin, "ingressRate": 8000000, "ingressBurst": 800000,
 		"ipam":       Object{"type": "host-local", "subnet": "10.7.0.0/24"},
-		"prevResult": Object{"cniVersion": "1.0.0", "interfaces": []Object{{"name": "cali0", "mac": victimMAC}, cont}}}
+		"prevResult": Object{"cniVersion": "1.0.0", "interfaces": []Object{{"name": "veth0", "mac": victimMAC}, cont}}}
 }
 
 var _ = Describe("a prevResult that names another container's host end", Label("kernel", "forged-result"), func() {
@@ -54,8 +54,8 @@ var _ = Describe("a prevResult that names another container's host end", Label("
 				n, tenant := NewNode(), NewPod("tenant")
 				v := victim(n, plugin == "bridge")
 				if plugin == "bandwidth" {
-					IP(n.Host, "link set cali0 up")
-					limit := "qdisc add dev cali0 root handle 1: tbf rate 8mbit burst 100000 latency 25ms"
+					IP(n.Host, "link set veth0 up")
+					limit := "qdisc add dev veth0 root handle 1: tbf rate 8mbit burst 100000 latency 25ms"
 					n.Cmd("tc", strings.Fields(limit)...)
 				}
 				state := func() string { return n.Snapshot("links") + n.Cmd("tc", "qdisc") + v.Snapshot("links") }
@@ -95,7 +95,7 @@ var _ = Describe("a container that chooses the indexes of its links", Label("ker
 	It("gives another container no limit of bandwidth", func() {
 		n, rogue := NewNode(), NewPod("rogue")
 		victim(n, false)
-		IP(n.Host, "link set cali0 up")
+		IP(n.Host, "link set veth0 up")
 		// Both ends are in the rogue's namespace.
 		IP(rogue.Host, "link add eth0 index 55 type veth peer name x index 77")
 		before := n.Snapshot("links") + n.Cmd("tc", "qdisc")
@@ -238,26 +238,26 @@ var _ = Describe("a host end of another network plugin", Label("kernel", "owned-
 		n := NewNode()
 		v := victim(n, port)
 		v.IP("addr add 10.7.0.9/32 dev eth0", "link set eth0 up")
-		n.IP("link set cali0 up")
+		n.IP("link set veth0 up")
 		if !port {
-			n.IP("route add 10.7.0.9/32 dev cali0")
+			n.IP("route add 10.7.0.9/32 dev veth0")
 		}
 		before := n.Snapshot("links", "routes") + v.Snapshot("links")
 		Expect(tenantADD(n, plugin, keys).Failed(103)).To(ContainSubstring(
-			`"cali0": connects a container of another network plugin`))
+			`"veth0": connects a container of another network plugin`))
 		Expect(n.Snapshot("links", "routes") + v.Snapshot("links")).To(Equal(before))
 	},
-		Entry("host-device, with a route", "host-device", Object{"device": "cali0"}, false),
-		Entry("host-device, of a bridge", "host-device", Object{"device": "cali0"}, true),
-		Entry("macvlan, with a route", "macvlan", Object{"master": "cali0", "mode": "passthru"}, false),
-		Entry("vlan, of a bridge", "vlan", Object{"master": "cali0", "vlanId": 5}, true),
+		Entry("host-device, with a route", "host-device", Object{"device": "veth0"}, false),
+		Entry("host-device, of a bridge", "host-device", Object{"device": "veth0"}, true),
+		Entry("macvlan, with a route", "macvlan", Object{"master": "veth0", "mode": "passthru"}, false),
+		Entry("vlan, of a bridge", "vlan", Object{"master": "veth0", "vlanId": 5}, true),
 	)
 
 	It("is not taken for one if a router is behind it", func() {
 		n, p := NewNode(), NewPod("one")
 		victim(n, false).IP("link set eth0 up", "addr add 169.254.1.1/32 dev eth0")
-		n.IP("link set cali0 up", "route add 169.254.1.1/32 dev cali0", "route add default via 169.254.1.1 dev cali0")
-		n.Up(p, List{{Plugin: "macvlan", Keys: Object{"master": "cali0"}}})
+		n.IP("link set veth0 up", "route add 169.254.1.1/32 dev veth0", "route add default via 169.254.1.1 dev veth0")
+		n.Up(p, List{{Plugin: "macvlan", Keys: Object{"master": "veth0"}}})
 	})
 })
 
