@@ -16,7 +16,6 @@ package masq
 import (
 	"context"
 	"errors"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -106,11 +105,10 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(marks 
 		return nil, err
 	}
 	missing, err = o.Restore(ctx, nf, wanted, exists(lacking))
-	stillExists := exists(slices.Collect(maps.Keys(missing)))
-	for mark := range missing {
-		// Without missing items, nothing was added. A namespace that cannot be read in time exists, because that of an
-		// ended container cannot even be opened.
-		if exists, isRead := stillExists[mark]; isRead && !exists && slices.Contains(lacking, mark) {
+	stillExists := exists(lacking) // an owner that lacked nothing got nothing back
+	for _, mark := range lacking {
+		// A namespace that cannot be read in time exists, because that of an ended container cannot even be opened.
+		if exists, isRead := stillExists[mark]; missing[mark] != nil && isRead && !exists {
 			delete(missing, mark)
 			err = errors.Join(err, o.Remove(ctx, nf, wanted, func(live string) bool { return live == mark }))
 		}

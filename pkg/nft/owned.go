@@ -268,7 +268,8 @@ func (tx *Tx) stage(items []Item, found map[string]Element) {
 	}
 }
 
-// Lacking returns the owners of missing items. Callers of Restore examine these owners before they take locks.
+// Lacking returns the owners of missing items, where an owner can occur several times. Callers of Restore examine these
+// owners before they take locks.
 func (o Owned) Lacking(c *Conn, items []Item) (owners []string, err error) {
 	live, err := o.liveElements(c, items)
 	for i, e := range live {
@@ -276,8 +277,7 @@ func (o Owned) Lacking(c *Conn, items []Item) (owners []string, err error) {
 			owners = append(owners, items[i].owner())
 		}
 	}
-	slices.Sort(owners)
-	return slices.Compact(owners), err
+	return slices.Compact(owners), err // mostly, the items of an owner follow each other
 }
 
 // owner returns the mark of the item's owner.

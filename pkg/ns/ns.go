@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -73,19 +74,17 @@ func openChecked(path string, check func(fd int) error) (fd int, err error) {
 	if err := check(checked); err != nil {
 		return -1, err
 	}
-	fd, err = open(fmt.Sprintf("/proc/self/fd/%d", checked), unix.O_RDONLY)
+	fd, err = open("/proc/self/fd/"+strconv.Itoa(checked), unix.O_RDONLY)
 	if !errors.Is(err, unix.ENOENT) {
 		return fd, err
 	}
 	// Without /proc, only the path is left.
-	if fd, err = open(path, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
-		return -1, err
+	if fd, err = open(path, unix.O_RDONLY|unix.O_NONBLOCK); err == nil {
+		if err = check(fd); err != nil {
+			_ = unix.Close(fd)
+		}
 	}
-	if err := check(fd); err != nil {
-		_ = unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
+	return fd, err
 }
 
 func open(path string, flags int) (fd int, err error) {
