@@ -55,7 +55,7 @@ func referencePeer(host, cont *rtnl.Conn, end rtnl.Link, master int) (rtnl.Link,
 
 // isReferenceHostEnd reports whether l is a host end that the reference plugin, or another program, created. Hawser's
 // host ends have a mark or a group. Without a bridge, only a name such as veth1a2b3c4d distinguishes the reference
-// plugin's host end from those of Calico or Cilium.
+// plugin's host end from a host end of Calico or Cilium.
 func isReferenceHostEnd(l rtnl.Link, master int) bool {
 	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == master &&
 		(master != 0 || strings.HasPrefix(l.Name, "veth"))

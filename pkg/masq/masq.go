@@ -105,9 +105,9 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(marks 
 		return nil, err
 	}
 	missing, err = o.Restore(ctx, nf, wanted, exists(lacking))
-	stillExists := exists(lacking) // an owner that lacked nothing got nothing back
+	stillExists := exists(lacking)
 	for _, mark := range lacking {
-		// A namespace that cannot be read in time exists, because that of an ended container cannot even be opened.
+		// The namespace of an ended container cannot be opened. So a namespace that cannot be read in time still exists.
 		if exists, isRead := stillExists[mark]; missing[mark] != nil && isRead && !exists {
 			delete(missing, mark)
 			err = errors.Join(err, o.Remove(ctx, nf, wanted, func(live string) bool { return live == mark }))

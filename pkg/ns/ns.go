@@ -62,9 +62,9 @@ func Open(path string) (*NS, error) {
 	return n, nil
 }
 
-// openChecked opens the file at path for reading if check accepts an O_PATH descriptor of it, which does not block at a
-// FIFO and has no effect on a device. It opens the file of that descriptor, because another process can replace the
-// file at path after the check.
+// openChecked opens the file at path for reading if check accepts an O_PATH descriptor of the file. Opening with O_PATH
+// does not block at a FIFO and has no effect on a device. openChecked then opens the file of this descriptor, because
+// another process can replace the file at path after the check.
 func openChecked(path string, check func(fd int) error) (fd int, err error) {
 	checked, err := open(path, unix.O_PATH)
 	if err != nil {

@@ -32,7 +32,7 @@ type record struct {
 	// Inside is the device's index in the container. Before the move, it is 0 if another link there has the index
 	// that the device has on the host.
 	Inside        int      `json:"inside,omitempty"`
-	KeepsIndex    bool     `json:"keepsIndex,omitempty"` // of a former format: Inside is the index on the host
+	KeepsIndex    bool     `json:"keepsIndex,omitempty"` // former builds wrote it for an Inside equal to Link.Index
 	DeviceNetwork *network `json:"settings,omitempty"`   // nil without the key useInterfaceNetwork
 }
 

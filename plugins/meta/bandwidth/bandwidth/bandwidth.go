@@ -376,17 +376,15 @@ func (c *call) findLink() (rtnl.Link, error) {
 // and lowers the MTU of a host end for other containers on the bridge.
 func (c *call) mtu(end rtnl.Link) int { return min(end.MTU, c.ContEnd.MTU) }
 
-// limitsSinceADD returns the limits of an existing attachment. The container or a later plugin, such as tuning, may
-// have lowered the container's MTU since ADD. The TBF for the MTU of end is therefore also correct. The container
-// cannot change this MTU.
+// limitsSinceADD returns the limits of an existing attachment, whose container's MTU the container or a later plugin,
+// such as tuning, may have lowered since ADD. CHECK therefore also accepts the TBF for the MTU of end. A container
+// cannot change the MTU of a host end.
 func (c *call) limitsSinceADD(cfg config, end rtnl.Link) (limits, error) {
 	want, err := cfg.limits(c.mtu(end))
 	ofHostEnd, _ := cfg.limits(end.MTU) // a limit whose burst is too small for this MTU is left out
-	for direction, f := range want.each {
-		for d, o := range ofHostEnd.each {
-			if d == direction {
-				f.ofHostEnd = o.TBF
-			}
+	for _, pair := range [][2]*filter{{want.ingress, ofHostEnd.ingress}, {want.egress, ofHostEnd.egress}} {
+		if pair[0] != nil && pair[1] != nil {
+			pair[0].ofHostEnd = pair[1].TBF
 		}
 	}
 	return want, err

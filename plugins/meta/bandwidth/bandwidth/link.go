@@ -46,8 +46,9 @@ func (c *call) mayOwnIFB(l rtnl.Link) bool {
 }
 
 // limitsSent reports whether an IFB limits the packets that a host end sends. An IFB with the third name does, and one
-// with the first name does not. An IFB with the second name does unless a link redirects received packets to it. The
-// alias begins with the digits of the second name. It can lack parts of the attachment, so ifbNames cannot be used.
+// with the first name does not. An IFB with the second name does unless a link redirects received packets to it.
+// limitsSent recognizes the second name by its digits, with which the IFB's alias begins. It cannot compare with
+// ifbNames, because the alias may contain only parts of the attachment's names.
 func (c *call) limitsSent(ifb rtnl.Link, links []rtnl.Link) bool {
 	digits, isFirstOrSecond := strings.CutPrefix(ifb.Name, "bwp")
 	redirects := func(l rtnl.Link) bool {
@@ -58,8 +59,8 @@ func (c *call) limitsSent(ifb rtnl.Link, links []rtnl.Link) bool {
 }
 
 // linkFilters returns the filters for the packets that a link sends and receives. A host end sends what the container
-// receives. So does a tap, because it sends to the program that has opened it. linkFilters also converts back: for
-// limits{sent, received}, it returns the filters for ingress and egress.
+// receives. So does a tap, because it sends to the program that has opened it. The conversion is its own inverse:
+// linkFilters(end, limits{sent, received}) returns the filters for ingress and egress.
 func (c *call) linkFilters(end rtnl.Link, l limits) (sent, received *filter) {
 	if c.isInside && end.Kind != "tun" {
 		return l.egress, l.ingress
@@ -275,8 +276,8 @@ func (c *call) addFilter(link int, f *filter) error {
 }
 
 // addIFB creates an IFB with its filter. No other attachment may use the name. The kernel ignores an alias in the
-// request that creates a link, so the group identifies the network until markIFB sets the alias. markIFB leaves the
-// group unchanged. Otherwise, its request could reset the group and then, before it sets the alias, fail to rename.
+// request that creates a link, so the group identifies the network until markIFB sets the alias. markIFB does not reset
+// the group: if it then failed to rename the link, nothing would identify the IFB.
 func (c *call) addIFB(name string, mtu int, f *filter) (ifb rtnl.Link, err error) {
 	err = c.conn.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: f.mac,
 		Group: cni.NetworkHash(c.Req.Network)})
@@ -347,9 +348,9 @@ func (c *call) removeLimits(end rtnl.Link) error {
 	return errors.Join(errs...)
 }
 
-// ownEnd returns end, which redirects to an IFB, if the IFB is this attachment's, and otherwise the zero Link. The IFB
-// has a name of this attachment, but no mark, so that it may belong to another interface of the container. These facts
-// decide:
+// ownEnd decides whether the IFB to which end redirects packets is this attachment's. If it is, ownEnd returns end,
+// otherwise the zero Link. The IFB has a name of this attachment, but no mark, so it may belong to another interface of
+// the container. These facts decide:
 //
 //   - No namespace and no prevResult: the IFB is treated as the attachment's.
 //   - No namespace, but a prevResult: the IFB is the attachment's if prevResult names end.

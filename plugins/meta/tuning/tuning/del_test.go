@@ -136,7 +136,7 @@ var _ = Describe("DEL", func() {
 		w.expectRestored()
 	})
 
-	It("repeated for a network whose interface has gone leaves the one of another network alone", func() {
+	It("repeated for a network without an interface leaves another network's interface alone", func() {
 		w.add(everything)
 		before := w.values()
 		w.ok("DEL", call{network: "former", prev: `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0",` +
