@@ -107,7 +107,7 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(marks 
 	missing, err = o.Restore(ctx, nf, wanted, exists(lacking))
 	stillExists := exists(lacking)
 	for _, mark := range lacking {
-		// The namespace of an ended container cannot be opened. So a namespace that cannot be read in time still exists.
+		// The namespace of an ended container cannot be opened. One that cannot be read in time therefore still exists.
 		if exists, isRead := stillExists[mark]; missing[mark] != nil && isRead && !exists {
 			delete(missing, mark)
 			err = errors.Join(err, o.Remove(ctx, nf, wanted, func(live string) bool { return live == mark }))
