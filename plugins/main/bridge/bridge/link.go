@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -225,10 +224,10 @@ func (b *bridgeCall) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
 // Containers would then lose their gateway until their neighbor entries expire. A bridge that has lost all its ports
 // has the zero address, and gets a random one.
 func (b *bridgeCall) pinMAC(l rtnl.Link) error {
-	if isSet, err := iface.IsMACSet(l); isSet && err == nil || len(l.MAC) == 0 {
+	if isSet, err := iface.IsMACSet(l); isSet && err == nil {
 		return nil
 	}
-	if bytes.Equal(l.MAC, make(net.HardwareAddr, len(l.MAC))) {
+	if l.MAC == nil { // the zero address
 		l.MAC = randomMAC()
 	}
 	return b.call.Host.SetLink(l.Index, rtnl.LinkChange{MAC: l.MAC})
