@@ -2,6 +2,7 @@ package rtnl
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -412,30 +413,40 @@ func (c *Conn) KeepOtherHops(link int, r RouteCopy) error {
 }
 
 // RestoreWhole restores a route as RestoreCopy does, if the link may have shared the route with other links. It
-// replaces the route that KeepOtherHops left, unless the kernel refuses the new one. A route with r's key that uses a
-// nexthop object stays, because its program adds the next hop again. RestoreWhole returns false and changes nothing if
-// none of these routes exists.
+// replaces the route that KeepOtherHops left, unless the kernel refuses the new one. If only a route with r's key that
+// uses a nexthop object is there, it stays, because its program adds the next hop again. RestoreWhole returns false and
+// changes nothing if none of these routes exists.
 func (c *Conn) RestoreWhole(link int, r RouteCopy) (isFound bool, err error) {
-	if _, shared := r.HopsNotThrough(link); !shared {
+	others, shared := r.HopsNotThrough(link)
+	if !shared {
 		return true, c.RestoreCopy(r)
 	}
 	routes, err := c.RouteCopies()
-	isThere := func(o RouteCopy) bool { return o.Equal(r) || o.usesObject && o.HasSameKey(r) }
-	if err != nil || slices.ContainsFunc(routes, isThere) {
+	if err != nil || slices.ContainsFunc(routes, r.Equal) {
 		return true, err
 	}
-	i := slices.IndexFunc(routes, func(o RouteCopy) bool {
-		if !o.HasSameKey(r) {
-			return false
+	var left []RouteCopy
+	hasObject := false
+	for _, o := range routes {
+		isLeft := func(index int) bool { return index != link && slices.Contains(o.Links(), index) }
+		want, ok := r.withHops(isLeft)
+		switch {
+		case !o.HasSameKey(r):
+		case o.usesObject:
+			hasObject = true
+		case ok && o.Equal(want):
+			left = append(left, o)
 		}
-		isKept := func(index int) bool { return index != link && slices.Contains(o.Links(), index) }
-		kept, ok := r.withHops(isKept)
-		return ok && o.Equal(kept)
-	})
-	if i < 0 {
-		return false, nil
 	}
-	return true, c.replaceLive(routes[i], r)
+	if len(left) == 0 {
+		return hasObject, nil
+	}
+	// The route with the most next hops is the one that KeepOtherHops left, because a backup route has fewer.
+	most := slices.MaxFunc(left, func(a, b RouteCopy) int { return cmp.Compare(len(a.Links()), len(b.Links())) })
+	if hasObject && !most.Equal(others) {
+		return true, nil
+	}
+	return true, c.replaceLive(most, r)
 }
 
 // replaceLive replaces a route as replaceCopy does. If the kernel refuses the new route, replaceLive tries it without
