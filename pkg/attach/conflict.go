@@ -158,10 +158,10 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 			continue
 		}
 		addrs, err := c.Host.PeerAddrs(end, rtnl.FamilyOf(dst.Addr()))
-		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return !dst.Contains(a) })
-		if len(addrs) > 0 {
+		if slices.ContainsFunc(addrs, dst.Contains) {
 			addrs = assigned(addrs, end.Alias)
 		}
+		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return !dst.Contains(a) })
 		if err != nil || len(addrs) == 0 {
 			continue
 		}
@@ -201,16 +201,25 @@ func (c *Call) isInVLAN(port, bridge rtnl.Link, vlan string) (bool, error) {
 }
 
 // assigned returns the addresses that the ADD of the attachment with a mark assigned. A container with CAP_NET_ADMIN
-// can give itself any other address, and must not block that address for other networks. If the ADD's result is
-// unknown, assigned returns all addresses.
-func assigned(addrs []netip.Addr, mark string) []netip.Addr {
+// can give itself any other address, and must not block that address for other networks. For each assigned address that
+// the container lacks, assigned returns one other address, because a DHCP server may have replaced it. If the ADD's
+// result is unknown, assigned returns all addresses. addrs are all addresses of one family.
+func assigned(addrs []netip.Addr, mark string) (out []netip.Addr) {
 	result := cachedResult(mark)
 	if result == nil {
 		return addrs
 	}
-	return slices.DeleteFunc(addrs, func(addr netip.Addr) bool {
-		return !slices.ContainsFunc(result.IPs, func(ip cni.IP) bool { return ip.Address.Addr() == addr })
-	})
+	lacking := 0
+	for _, ip := range result.IPs {
+		addr := ip.Address.Addr()
+		if slices.Contains(addrs, addr) {
+			out = append(out, addr)
+		} else if addr.Is4() == addrs[0].Is4() {
+			lacking++
+		}
+	}
+	others := slices.DeleteFunc(addrs, func(addr netip.Addr) bool { return slices.Contains(out, addr) })
+	return append(out, others[:min(lacking, len(others))]...)
 }
 
 // cachedResult returns the result of the ADD of the attachment with a mark, or nil if libcni's cache lacks it.

@@ -85,6 +85,9 @@ var _ = It("refuses the address that a neighbor's ADD assigned, and not one that
 			remember(strings.ReplaceAll(a.Result.Text, "10.1.0.3/", "10.1.0.2/"))
 			Expect(w.Fails(pod, cni.CodeConflict)).To(refused)
 			remember(a.Result.Text)
+			a.IP("addr del 10.1.0.3/24 dev eth0") // as if a DHCP server had replaced it
+			Expect(w.Fails(pod, cni.CodeConflict)).To(refused)
+			a.IP("addr add 10.1.0.3/24 dev eth0")
 			w.Succeeds(Attached{Call: pod, Result: w.Add(pod)}.As("DEL"))
 			w.Succeeds(a.As("DEL"))
 		}
