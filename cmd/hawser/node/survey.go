@@ -316,8 +316,9 @@ func (a *Attachment) lastWritten() (t time.Time) {
 
 const noRuntime = "no runtime knows its container, and no process uses its namespace"
 
-// MinAge is the minimum age of garbage, since its last write. Pinned applies while its namespace exists, because
-// runtimes do not list a pod whose start takes long. Any applies to all garbage.
+// MinAge is the minimum age of garbage. Any is the age since the last write. Pinned is the age since ADD, because the
+// daemon of dhcp writes at each renewal. Pinned applies while the namespace exists, because runtimes do not list a pod
+// whose start takes long.
 type MinAge struct{ Any, Pinned time.Duration }
 
 // clockError limits how far in the future the date of an ADD in progress may be. An even later date is from a wrong
@@ -354,9 +355,9 @@ func (s *Survey) Classify(a *Attachment, minAge MinAge) (garbage, kept string) {
 		return "", "a process uses its namespace, which has lost its path"
 	case inode != 0 && isFuture:
 		return "", "its namespace exists, and the date of one of its files is in the future"
-	case inode != 0 && age <= minAge.Pinned:
-		return "", fmt.Sprintf("its namespace exists, and one of its files was written less than %s ago: its pod may "+
-			"be starting", minAge.Pinned)
+	case inode != 0 && s.start.Sub(a.attachedAt()) <= minAge.Pinned:
+		return "", fmt.Sprintf("its namespace exists, and its ADD ended less than %s ago: its pod may be starting",
+			minAge.Pinned)
 	case s.isAuthoritative(a.ContainerID) && (inode != 0 || isRecorded && !isFuture):
 		return noRuntime, ""
 	case inode != 0:
