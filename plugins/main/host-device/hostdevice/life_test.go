@@ -430,6 +430,19 @@ var _ = Describe("DEL", func() {
 			"vxlan"),
 	)
 
+	It("brings home a device whose MAC address the container changed, and whose master is in the container", func() {
+		nstest.Need("macvlan")
+		w := newWorld()
+		w.Host.IP("link add m0 link d0 type macvlan", "link set m0 up")
+		before, cont := Show(w.Host, "m0").Address, nstest.NewNetns()
+		master := w.AttachIn(cont, Call{IfName: "net1", Conf: conf(Object{"ipam": nil})})
+		a := w.AttachIn(cont, Call{IfName: "net2", Conf: conf(Object{"device": "m0", "name": "other", "ipam": nil})})
+		cont.IP("link set net2 address 02:00:00:00:00:77 alias x")
+		w.Succeeds(a.As("DEL"))
+		Expect(Show(w.Host, "m0").Address).To(Equal(before))
+		w.Succeeds(master.As("DEL"))
+	})
+
 	It("takes no device that the container made with the alias of the host's", func() {
 		w := newWorld()
 		a := attached(w, conf())

@@ -98,13 +98,13 @@ func (r *record) findDevice(conn *rtnl.Conn) (l rtnl.Link, err error) {
 		return l, err
 	}
 	// A container can create a virtual link with any alias and MAC address. It cannot change the device's index, kind,
-	// parent or peer, and the peer is usually outside.
+	// parent or peer.
 	isVirtual := r.Link.Kind != ""
 	isIndexKnown := isVirtual && (r.Inside != 0 || r.KeepsIndex)
 	// Of a vxlan or geneve in another namespace, the kernel reports the device itself as the peer.
 	isOwnPeer := l.Peer == l.Index && r.Link.Peer == 0
 	isKept := l.Kind == r.Link.Kind && l.Parent == r.Link.Parent && (l.Peer == r.Link.Peer || isOwnPeer) &&
-		(l.Peer == 0 || l.PeerNS != -1)
+		(l.Peer == 0 || l.PeerNS != -1 || r.hasNeighbor(l.Peer))
 	isFound := func(l rtnl.Link) bool { return r.isDevice(l) && (!isVirtual || slices.Equal(l.MAC, r.Link.MAC)) }
 	if err == nil && (isIndexKnown && isKept || isFound(l)) {
 		return l, nil
@@ -117,6 +117,13 @@ func (r *record) findDevice(conn *rtnl.Conn) (l rtnl.Link, err error) {
 		return links[i], nil
 	}
 	return rtnl.Link{}, cmp.Or(err, rtnl.ErrNoLink)
+}
+
+// hasNeighbor reports whether the link with this index in the container is the device of another attachment. Otherwise,
+// the container created the link.
+func (r *record) hasNeighbor(index int) bool {
+	found, _ := records().Any(func(o record) bool { return o.Inside == index && o.Netns.Is(r.Netns) })
+	return found
 }
 
 // moveBack moves the device to the host, restores its name, settings and network, and drops the record. If the
