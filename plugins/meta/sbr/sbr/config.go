@@ -34,7 +34,8 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 		case gw.IsMulticast() || gw.IsLoopback():
 			problems.Add(cni.Refuse(key, text, "is not a gateway address"))
 		case other.IsValid():
-			problems.Add(cni.Refuse(key, text, fmt.Sprintf("is the second gateway of its family, after %s", other)).
+			family := map[bool]string{true: "IPv4", false: "IPv6"}[gw.Is4()]
+			problems.Add(cni.Refuse(key, text, fmt.Sprintf("is one of multiple %s addresses, after %s", family, other)).
 				Suggest("name one gateway of each family"))
 		default:
 			c.Gateways[gw.Is4()] = gw

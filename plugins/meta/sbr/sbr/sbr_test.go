@@ -448,7 +448,7 @@ var _ = Describe("ADD", func() {
 		w.IsAsBefore(w.cont, before, recordDir)
 	},
 		Entry("two gateways of a family", Object{"gateways": []string{"10.2.0.1", "fd02::1", "10.2.0.3"}}, 7,
-			`gateways[2]: "10.2.0.3" is the second gateway of its family, after 10.2.0.1`),
+			`gateways[2]: "10.2.0.3" is one of multiple IPv4 addresses, after 10.2.0.1`),
 		Entry("a result without addresses of the interface", Object{"prevResult": Object{"cniVersion": "1.1.0",
 			"interfaces": []Object{{"name": "eth1"}}, "ips": []Object{{"address": "10.2.0.2/24", "interface": 0}}}}, 7,
 			`prevResult: has no address of interface "eth1"`),

@@ -76,7 +76,7 @@ func parseSettings(source string, raw json.RawMessage, ifName string, problems *
 			continue
 		}
 		if i := indexOf(settings, s.Key); i >= 0 {
-			problems.Add(cni.Refuse(s.name(), s.Value, fmt.Sprintf("is a duplicate of %q", settings[i].Raw)))
+			problems.Add(cni.Refuse(s.name(), s.Value, fmt.Sprintf("is a duplicated value of %q", settings[i].Raw)))
 		}
 		settings = append(settings, s)
 	}
