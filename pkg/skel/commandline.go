@@ -16,8 +16,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// serveCommandLine serves a user's call: one with a known argument, or one without any variable of the protocol. For a
-// runtime's call, in which unknown arguments are ignored, done is false.
+// serveCommandLine serves a user's call, which has a known argument or no variable of the protocol. For a runtime's
+// call, done is false, and unknown arguments are ignored.
 func serveCommandLine(p Plugin[any], env Env, vars map[string]string) (done bool, code int) {
 	if len(env.Args) > 0 {
 		if command := p.Commands[env.Args[0]]; command != nil {

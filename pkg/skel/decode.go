@@ -17,7 +17,7 @@ import (
 
 const (
 	confMax    = 4 << 20  // largest size of a configuration, in bytes
-	lenientMax = 64 << 20 // the same for DEL and GC, because an earlier release may have accepted the configuration
+	lenientMax = 64 << 20 // limit for DEL and GC, because an earlier release may have accepted a larger one
 )
 
 // checkEnvironment returns an error (code 4) with all variables that command needs and that are missing or invalid.
@@ -57,7 +57,7 @@ func (c *call) checkEnvironment(command string) error {
 	return cni.Errorf(cni.CodeEnvironment, "environment variables %s", strings.Join(parts, "; "))
 }
 
-// decode reads the configuration and returns the request. With an error in the configuration's values, it returns both.
+// decode reads the configuration and returns the request. If a value is invalid, it returns the request and an error.
 func (c *call) decode(command string) (*Request, error) {
 	limit := confMax
 	if isLenient(command) {
@@ -111,7 +111,7 @@ func (c *call) readConf(limit int) ([]byte, error) {
 	return data, nil
 }
 
-// checkVersion returns an error (code 1) if version is unknown or does not have the command.
+// checkVersion sets c.version to a known version. It returns code 1 if version is unknown or lacks the command.
 func (c *call) checkVersion(version, command string) error {
 	if !cni.Supports(version) {
 		supported := "supported: " + strings.Join(cni.Versions(), ", ")
@@ -131,7 +131,7 @@ func (c *call) checkVersion(version, command string) error {
 		Details: command + " was introduced in " + since}
 }
 
-// newRequest returns the request, and an error with all problems of the configuration. DEL and GC only warn of most.
+// newRequest returns the request, and an error with all problems. In DEL and GC, most problems are only warnings.
 func (c *call) newRequest(data []byte, conf *cni.Config, command string) (*Request, error) {
 	req := &Request{
 		Attachment: cni.Attachment{Network: conf.Name},

@@ -17,8 +17,8 @@ const FailureDir = "/run/hawser/failures"
 
 const (
 	failuresMax    = 64   // number of records; the oldest are removed
-	failureTextMax = 4096 // bytes of a message, of its details and of a path, which are truncated
-	failureNameMax = 255  // the same of a name
+	failureTextMax = 4096 // maximum length of a message, its details and a path, in bytes; longer texts are truncated
+	failureNameMax = 255  // maximum length of a name, in bytes
 )
 
 // TestIDPrefix begins the container IDs of "hawser test", which reports failures itself. They are not recorded.
@@ -119,7 +119,7 @@ func putFailure(records *statefile.Store[Failure], f Failure) error {
 	return s.Drop(ctx, old...)
 }
 
-// NewestFirst compares failures by time. Failures in the future, from before the clock was set back, count as oldest.
+// NewestFirst compares failures by time. Failures in the future, from before the clock was set back, are the oldest.
 func NewestFirst(a, b *Failure) int {
 	return cmp.Compare(uint64(time.Since(a.Time)), uint64(time.Since(b.Time))) // a negative duration becomes a long one
 }

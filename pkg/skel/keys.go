@@ -126,7 +126,7 @@ func findUnknown(value any, known []key, path string) (found []unknownKey) {
 	return found
 }
 
-// closest returns the known key that is most similar to name, or "". Case and up to two typos may differ.
+// closest returns the known key that is most similar to name, or "". The two may differ in case and by up to two typos.
 func closest(name string, known []key) string {
 	lower := strings.ToLower(name)
 	for typos := range 3 {

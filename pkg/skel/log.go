@@ -119,7 +119,7 @@ func openLogOfVariable(path string) (*os.File, error) {
 
 const lineStart = `{"time":"` // beginning of a log of JSON lines
 
-// openLogOfKey opens a log in LogDir. It creates the directory and the log if necessary, and refuses other files.
+// openLogOfKey opens a log in LogDir, creates both if necessary, and refuses a file that is not a log.
 func openLogOfKey(path string) (*os.File, error) {
 	if err := os.Mkdir(LogDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err

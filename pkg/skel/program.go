@@ -65,7 +65,7 @@ func MainOf(all []Program) {
 	os.Exit(1)
 }
 
-// FindProgram returns the plugin with a name (cni.IsPlugin). If several match, it returns the longest match.
+// FindProgram returns the plugin that a name selects (cni.IsPlugin): of several, the one with the longest name.
 func FindProgram(all []Program, name string) (found Program, ok bool) {
 	for _, p := range all {
 		if cni.IsPlugin(name, p.Name) && len(p.Name) > len(found.Name) {
@@ -134,8 +134,8 @@ func (p Program) List(ctx context.Context, conf []byte) (all []cni.Holding, err 
 	return all, err
 }
 
-// Restore runs the plugin's Restore. Each of calls is the environment of a CHECK. Calls that are invalid or have no
-// prevResult are skipped.
+// Restore runs the plugin's Restore and returns its result. calls are environments of CHECK. Invalid calls, and calls
+// without a prevResult, are skipped.
 func (p Program) Restore(ctx context.Context, calls []Env) (missing map[string]error) {
 	plugin := p.plugin()
 	if plugin.Restore == nil {

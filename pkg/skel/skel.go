@@ -3,9 +3,9 @@
 // exit status of the process.
 //
 // A plugin is a Plugin[C]: a name, a configuration and handlers. C is the type that the plugin's Parse returns. Run
-// serves one call in an Env, which stands for the process; specs pass their own. The handlers get a Request, with which
-// ADD registers undos (OnFail). After an error, a panic, a signal or a failed write of the result, the undos run in
-// reverse order.
+// serves one call in an Env, which represents the process; specs pass an Env of their own. The handlers get a Request,
+// with which ADD registers undos (OnFail). After an error, a panic, a signal or a failed write of the result, the undos
+// run in reverse order.
 //
 // The program hawser has most plugins, as a list of Programs. Code that is generic in C would be compiled for each
 // plugin, so Run first converts a Plugin[C] to a Plugin[any] (Untyped).
@@ -38,7 +38,8 @@ var stamp = Stamp + "unknown;"
 // Version returns the version of the running program.
 func Version() string { return strings.TrimSuffix(strings.TrimPrefix(stamp, Stamp), ";") }
 
-// Plugin is a plugin's name, configuration and handlers. A nil handler other than Add succeeds. Handlers do not print.
+// Plugin is a plugin's name, configuration and handlers. Handlers do not print. Add is required. A nil handler
+// succeeds, except that Check replaces a nil Reapply.
 type Plugin[C any] struct {
 	Name  string
 	About string // description in one line
@@ -84,7 +85,7 @@ type Config[C any] struct {
 	Parse func(*Request) (C, error)
 }
 
-// Env is the environment of a call. It stands for the process that a plugin runs in.
+// Env is the environment of a call. It represents the process in which a plugin runs.
 type Env struct {
 	Called string   // base name of argv[0]
 	Args   []string // the command line, without the program's name
@@ -289,7 +290,7 @@ func environ(vars []string) map[string]string {
 }
 
 // WithTwoThirds returns a context with two thirds of ctx's remaining time, so that a step that waits for a lock leaves
-// time for other steps.
+// time for other steps. It returns ctx if ctx has no deadline.
 func WithTwoThirds(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {

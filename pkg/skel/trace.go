@@ -143,8 +143,8 @@ func (t *trace) endStep(err error) {
 	}
 }
 
-// Delegate returns the environment for calling a delegate with command, and a function that the caller must call with
-// the delegate's error at its end. In a trace, the call is a span and the parent of the delegate's own spans.
+// Delegate returns the environment for a delegate's command, and a function that the caller must call with the
+// delegate's error when the delegate ends. In a trace, the call is a span and the parent of the delegate's own spans.
 func (r *Request) Delegate(name, command string) (env []string, end func(error)) {
 	var s *span
 	set := []string{"CNI_COMMAND=" + command}

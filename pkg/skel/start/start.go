@@ -1,6 +1,5 @@
 // Package start configures the Go runtime for a short-lived plugin: one processor, and a large stack for the main
-// goroutine. Importing it has this effect. It imports nothing but runtime, so it is one of the first packages that are
-// initialized.
+// goroutine. Importing it has this effect. It imports only runtime, so that it is initialized early.
 //
 // A plugin waits more than it computes. With several processors, each answer of the kernel or of another program would
 // also wake other threads, which find nothing to do (docs/design.md, "Program start").
@@ -17,8 +16,8 @@ var Processors = runtime.GOMAXPROCS(1)
 // one step, while it is almost empty. The runtime shrinks a stack only during a garbage collection.
 func init() { grow(nil) }
 
-// grow has a frame of 28 KiB. The runtime enlarges the stack at the call. The recursion never happens. It makes the
-// compiler keep next.
+// grow has a frame of 28 KiB. The runtime enlarges the stack at the call. The recursion never happens; it only makes
+// the compiler keep next.
 //
 //go:noinline
 func grow(frame *[28 << 10]byte) {
