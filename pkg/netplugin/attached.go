@@ -87,7 +87,7 @@ const (
 	readTime = time.Second // for a namespace, because a container can disturb or slow down the reading
 )
 
-// Attached reports whether VerifyAttached succeeds for the requests with these marks. The result omits requests whose
+// Attached reports, by mark, whether VerifyAttached succeeds for the requests with these marks. It omits requests whose
 // namespace cannot be read in time. The caller must hold no lock, because a container can delay the call.
 func Attached(all []*skel.Request, marks []string) map[string]bool {
 	return attached(all, marks, VerifyAttached)

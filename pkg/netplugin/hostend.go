@@ -14,8 +14,8 @@ import (
 )
 
 // MarkedHostEnd returns the host end that a Hawser plugin created for an attachment: the link that has one of the
-// attachment's names, and its mark as alias. Until ADD writes the mark, IsUnmarkedHostEnd recognizes the link. Another
-// program's link can have one of the names.
+// attachment's names, and the attachment's mark as its alias. Until ADD writes the mark, IsUnmarkedHostEnd recognizes
+// the link. Another program's link can have one of the names.
 func MarkedHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	for _, name := range iface.HostNames(a) {
 		l, err := host.Link(name)
@@ -71,8 +71,8 @@ func RefuseOwned(key string, l rtnl.Link) error {
 	return nil
 }
 
-// RefuseVLANGateway returns code 103 if a link of the host is one end of a VLAN gateway: a pair on the host of which
-// one end is a port of a bridge, and the other one is called <bridge>.<vlan>.
+// RefuseVLANGateway returns code 103 if a link of the host is an end of a VLAN gateway: a pair on the host with one end
+// that is called <bridge>.<vlan>, and another end that is a port of that bridge.
 func RefuseVLANGateway(host *rtnl.Conn, key string, l rtnl.Link) error {
 	if !l.IsPairEnd() || l.PeerNS != -1 {
 		return nil

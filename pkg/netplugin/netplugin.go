@@ -1,10 +1,10 @@
-// Package netplugin implements what all plugins that work on interfaces need: main plugins and chained plugins. IPAM
-// plugins use only package skel.
+// Package netplugin contains the code that main plugins and chained plugins share, because both work on interfaces.
+// IPAM plugins use only package skel.
 //
-// A Call is one call of a plugin in progress: the runtime's request, sockets in the namespace of the host, in that of
-// the container or in both, and the links that the plugin works on. ContEnd is the container's interface. HostEnd is
-// the other end of its pair; an interface such as a macvlan has none. The sockets stay open until the call and its
-// roll-back have ended, so that undos can use them.
+// A Call is one call of a plugin in progress: the runtime's request, sockets in the host's namespace, the container's
+// namespace or both, and the links that the plugin works on. ContEnd is the container's interface. HostEnd is the other
+// end of its pair; an interface such as a macvlan has none. The sockets stay open until the call and its roll-back have
+// ended, so that undos can use them.
 //
 // A path or a name in a request may refer to another object than during ADD. Therefore, each namespace has an identity,
 // and a host end is identified by its alias, or because the kernel reports that it is connected to the container's
@@ -136,7 +136,7 @@ func (c *Call) VerifyInterface() error {
 }
 
 // FindHostEnd finds the container's interface and its other end, HostEnd. If the error matches rtnl.ErrNoLink, ContEnd
-// is zero if the interface is missing, and set if only the host end is.
+// is zero if the interface is missing, and set if only the host end is missing.
 func (c *Call) FindHostEnd() error {
 	err := c.FindInterface()
 	if err == nil {

@@ -24,6 +24,7 @@ func (c *Call) NetnsRecord(objects ...string) NetnsRecord {
 		Objects: objects}
 }
 
+// Plausible implements statefile.Record.
 func (r NetnsRecord) Plausible() bool { return r.Link > 0 && len(r.Objects) > 0 }
 
 // Remove calls remove with a socket in the record's namespace. It returns nil if the namespace no longer exists.
@@ -44,7 +45,8 @@ func WithNetns(path string, id ns.Identity, holdings ...cni.Holding) []cni.Holdi
 	return holdings
 }
 
-// Holdings lists the holdings of all records. holdingsOf returns those of one record; Holdings adds its path and time.
+// Holdings lists the holdings of all records. holdingsOf returns the holdings of one record; Holdings adds the path and
+// time of its file.
 func Holdings[T statefile.Record](records *statefile.Store[T], holdingsOf func(T) []cni.Holding) ([]cni.Holding,
 	error) {
 	var all []cni.Holding
