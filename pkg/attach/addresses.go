@@ -90,7 +90,7 @@ func (c *Call) StartIPAM(ctx context.Context) error {
 }
 
 // removeAddresses deletes the pair, so that no interface answers to the addresses that are released next. If IPAM's DEL
-// needs the interface, or if the interface is not a pair, it removes only the addresses.
+// needs the interface, or if the interface is not an end of a pair, the interface stays and loses only its addresses.
 func (c *Call) removeAddresses() error {
 	switch {
 	case c.ContEnd.Index == 0: // a device with a userspace driver has no interface
@@ -129,9 +129,9 @@ func requireIPv6(answer *cni.Result) error {
 }
 
 // RefuseHostAddresses returns code 103 if the host itself has one of the result's addresses. link is the host's link on
-// which the container's packets arrive; zero = none. If it is in a VRF, only the VRF's addresses count. If the host is
-// not the container's router and has no address of the family on link, the address is harmless, and RefuseHostAddresses
-// only warns. IPv6 link-local addresses are not checked, because each link has its own.
+// which the container's packets arrive; zero = none. If link is in a VRF, only the VRF's addresses are compared. If the
+// host is not the container's router and has no address of the family on link, RefuseHostAddresses only warns of an
+// address that is not a loopback address. IPv6 link-local addresses are not checked, because each link has its own.
 func (c *Call) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter bool) error {
 	var vrf rtnl.Link
 	if link.Master != 0 {
@@ -170,7 +170,7 @@ func (c *Call) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter boo
 	return nil
 }
 
-// hostHasAddress reports whether the host has an address of a family on the link. Link-local addresses do not count.
+// hostHasAddress reports whether the host has an address of a family on the link. Link-local addresses are ignored.
 func (c *Call) hostHasAddress(link rtnl.Link, is4 bool) (bool, error) {
 	if link.Index == 0 {
 		return false, nil

@@ -9,11 +9,10 @@
 // runs when the interface is up. Each step registers the undo of its effect with OnFail. The other verbs are functions,
 // to which a plugin passes its own steps. For a child, ChildPlugin provides all verbs.
 //
-// Invariants: A second ADD of an attachment fails and changes nothing. (Which of two ADDs is the first depends, for a
-// pair, on the kernel, which accepts an interface name once; for a child, on the lock of the records.) Addresses are
+// Invariants: A second ADD of an attachment fails and changes nothing. For a pair, the kernel decides which of two ADDs
+// is the first, because it accepts an interface name once; for a child, the lock of the records decides. Addresses are
 // released only when no interface answers to them any more. DEL and GC identify what they delete by its owner, not by
-// the configuration or prevResult. Interfaces of the reference plugins have no owner's mark; reference.go describes how
-// they are found.
+// the configuration or prevResult. Interfaces of the reference plugins have no owner's mark (reference.go).
 package attach
 
 import (

@@ -33,7 +33,7 @@ type ChildConfig struct {
 	// Make creates the link in the container, down and in the group of the network, under a name that may be
 	// temporary. The error matches EEXIST if the name is taken. MakeLink does this for rtnetlink's kinds.
 	Make func(ctx context.Context, c *Call, name string) error
-	// Probe returns an error if no link can be created. If it is nil, STATUS uses ProbeKind and checks the master.
+	// Probe returns an error if no link can be created. Without Probe, STATUS uses ProbeKind and checks the master.
 	Probe  func() error
 	Verify func(c *Call, l rtnl.Link) []string // returns drift that only this kind of child can have; may be nil
 }
@@ -155,11 +155,9 @@ func MakeLink(_ context.Context, c *Call, name string) error {
 	return c.Host.AddLink(l)
 }
 
-// undoChild deletes the link and the record of an ADD that failed.
-//
-// If ContEnd is set, this ADD created the link. If it is not, the kernel may have created the link although its answer
-// was lost; such a link has no mark yet. A link with the mark then belongs to a live attachment whose record was lost,
-// and is kept.
+// undoChild deletes the link and the record of an ADD that failed. If ContEnd is set, this ADD created the link.
+// Otherwise, the kernel may have created the link although its answer was lost; that link has no mark yet. A link with
+// the mark belongs to a live attachment whose record was lost, and is kept.
 func (c *Call) undoChild(ctx context.Context, r childRecord) error {
 	l, err := r.locate(c.Cont)
 	if c.ContEnd.Index != 0 || l.Alias == "" {

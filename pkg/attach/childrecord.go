@@ -47,8 +47,8 @@ func (c *Call) newChildRecord() childRecord {
 	return r
 }
 
-// findChild finds the child of an attachment: in the namespace of CNI_NETNS; otherwise in the namespace of the record,
-// even if that namespace has no path any more; otherwise as the reference plugin's child in CNI_NETNS.
+// findChild finds the child of an attachment. It searches CNI_NETNS, then the namespace of the record, even if that
+// namespace has no path any more, and finally CNI_NETNS for the reference plugin's child.
 func findChild(req *skel.Request, kind string) *foundLink {
 	f := &foundLink{req: req}
 	if req.NS != nil {

@@ -16,9 +16,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// RefuseUsedAddress returns code 103 if the host's router or a live container of another network has the address. The
-// host would send their packets to a link of this attachment. An unused address is not refused, even in the subnet of
-// another network, because networks may have separate ranges in one subnet.
+// RefuseUsedAddress returns code 103 if the host's router or a live container of another network has the address.
+// Without the refusal, the host would send packets for the router or container to this attachment. An unused address is
+// not refused, even in the subnet of another network, because networks may have separate ranges in one subnet.
 func (c *Call) RefuseUsedAddress(addr netip.Addr) error {
 	route, err := c.Host.RouteEntry(addr)
 	isUnicast := route.Type == unix.RTN_UNICAST            // false for the host's own address, for example
@@ -44,9 +44,9 @@ func (c *Call) RefuseUsedAddress(addr netip.Addr) error {
 }
 
 // RefuseNeighbors returns code 103 if a live container of another network on the same bridge, or in the same VLAN of
-// it, has one of the result's addresses. link is the bridge or the VLAN gateway. When the address is announced, the
-// neighbors would send that container's packets to this attachment. A container that has exchanged no packets with the
-// host is not found.
+// the bridge, has one of the result's addresses. link is the bridge or the VLAN gateway. When the address is announced,
+// the neighbors would send that container's packets to this attachment. A container that has exchanged no packets with
+// the host is not found.
 func (c *Call) RefuseNeighbors(res *cni.Result, link rtnl.Link) error {
 	for _, ip := range res.IPs {
 		addr := ip.Address.Addr()
@@ -64,7 +64,7 @@ func (c *Call) RefuseNeighbors(res *cni.Result, link rtnl.Link) error {
 // and perhaps its VLAN gateway, are not checked. With the address, the host gets a route to the gateway's subnet, which
 // takes precedence over routes to larger subnets. If such a larger subnet contains the address, RefuseGateway also
 // returns code 103 for any container in the gateway's subnet. If the larger subnet is behind a bridge or VLAN gateway,
-// it does so for any container there, because the next one may get an address in the gateway's subnet.
+// any container in the larger subnet is enough, because the next one may get an address in the gateway's subnet.
 func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	routes, err := c.Host.RouteCopies()
 	if err != nil {
@@ -133,10 +133,10 @@ func (c *Call) refuseInnerSubnet(link rtnl.Link, inner, subnet netip.Prefix) err
 // isHostPair reports whether both ends of a pair are on the host, as the ends of a VLAN gateway are.
 func isHostPair(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS == -1 }
 
-// FindHolder returns a description of the first container of another network that is connected to a link of the host,
-// or to a port of the link if that is a bridge, and has an address in dst that its ADD assigned. For a VLAN gateway,
-// only ports in its VLAN count. FindHolder returns the empty string if it finds no such container. It cannot find a
-// container whose addresses the kernel does not report.
+// FindHolder describes the first container of another network whose ADD assigned an address in dst, and returns the
+// address. The container is connected to the host's link or, if that is a bridge, to a port of it. For a VLAN gateway,
+// only ports in its VLAN are searched. FindHolder returns the empty string if it finds no such container. It cannot
+// find a container whose addresses the kernel does not report.
 func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
 	ends, vlan := []rtnl.Link{link}, ""
 	if isHostPair(link) {

@@ -113,8 +113,8 @@ func (k LinkKeys) Parse(problems *cni.Problems, mtu MTUKeys, cniArgs, mac string
 // a link with a smaller MTU.
 const MTUMin6 = 1280
 
-// Result returns a copy of IPAM's answer in which the addresses belong to interface number index and the DNS is the
-// configured one. It returns code 7 if the MTU is too small for an IPv6 address.
+// Result returns a copy of IPAM's answer in which the addresses belong to the interface with this index, and the DNS is
+// the configured one. It returns code 7 if the MTU is too small for an IPv6 address.
 func (l LinkConfig) Result(answer *cni.Result, index int) (*cni.Result, error) {
 	res := answer.Clone()
 	for i := range res.IPs {

@@ -38,8 +38,8 @@ func (c *Call) masqConfig(m Masq, ips []cni.IP) (rules masq.Config, err error) {
 		Special: m.Special, Warn: c.Req.Warn}, err
 }
 
-// Ingress returns the name of the interface that rules after the routing decision see as the input interface of packets
-// from a link: the link's VRF or, without one, the link itself.
+// Ingress returns the name of the interface from which, for rules after the routing decision, packets of a link arrive:
+// the link's master, such as a VRF, or otherwise the link itself.
 func Ingress(host *rtnl.Conn, link rtnl.Link) (string, error) {
 	if link.Master == 0 {
 		return link.Name, nil
@@ -117,9 +117,9 @@ func (c *Call) Reapply(ctx context.Context, m Masq, master int, isGateway bool) 
 	return err
 }
 
-// Restore restores the masquerades of live pairs on nftables. The result maps the mark of each attachment that lacked
-// rules to an error that describes the missing rules. parse returns the masquerade that a request configures. If that
-// masquerade has no Link, Restore skips an attachment without a marked host end.
+// Restore restores the masquerades of live pairs that use nftables. The result maps the mark of each attachment that
+// lacked rules to an error that describes the missing rules. parse returns the masquerade that a request configures. If
+// that masquerade has no Link, Restore skips an attachment without a marked host end.
 func Restore(ctx context.Context, all []*skel.Request,
 	parse func(host *rtnl.Conn, req *skel.Request) (Masq, error)) map[string]error {
 	nf, host := nft.New(), rtnl.Host()

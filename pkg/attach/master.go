@@ -50,7 +50,7 @@ func (cfg ChildConfig) isMasterInside() bool { return cfg.Master != nil && cfg.M
 
 // masterName returns the master's name in the key or in prevResult, or the empty string if neither has one. If
 // prevResult has several interfaces and not exactly one on the master's side, masterName returns an error, as the
-// reference's ipvlan does, because any choice, even the link of the default route, could be on the wrong network.
+// reference's ipvlan does. Any choice, even the link of the default route, could be on the wrong network.
 func (cfg ChildConfig) masterName(prev *cni.Result) (string, error) {
 	if cfg.Master.Master != "" || prev == nil {
 		return cfg.Master.Master, nil
@@ -100,7 +100,7 @@ func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {
 }
 
 // refuseMaster refuses a link of another container, a bridge or VLAN gateway whose packets the child would take, a link
-// with a smaller MTU than the child, and lo, because the kernel creates no link on it.
+// with a smaller MTU than the child, and lo, on which the kernel creates no link.
 func (cfg ChildConfig) refuseMaster(host *rtnl.Conn, master rtnl.Link) error {
 	const lo = 1 // the index of lo in each namespace
 	if master.Index == lo {

@@ -34,8 +34,8 @@ func (k MTUKeys) parse(problems *cni.Problems) (mtu int, autoFrom *string) {
 	return mtu, autoFrom
 }
 
-// ResolveMTU sets l.MTU if the configured MTU is "auto": to the smallest MTU of the links that mtuLinks returns. It
-// returns code 7 if there is no such link.
+// ResolveMTU sets l.MTU if the configured MTU is "auto". It uses the MTU of the link that mtuFrom names or, without
+// that key, the smallest MTU of the links of the default routes. It returns code 7 if there is no such link.
 func (l *LinkConfig) ResolveMTU(host *rtnl.Conn) error {
 	if l.AutoFrom == nil {
 		return nil
@@ -105,7 +105,7 @@ func (c *Call) resolveChildMTU() error {
 }
 
 // ExpectMTU sets the MTU that CHECK expects if the configured MTU is "auto". resolve sets l.MTU to the current value.
-// If the links of mtuLinks no longer exist, CHECK expects the MTU that ADD reported.
+// If resolve returns code 7, CHECK expects the MTU that ADD reported.
 func (c *Call) ExpectMTU(l *LinkConfig, resolve func() error) error {
 	if l.AutoFrom == nil {
 		return nil

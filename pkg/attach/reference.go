@@ -8,9 +8,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findReference finds the pair that the reference plugin created: by the interface in the container's namespace or, if
-// that fails, by the host end that prevResult names, if this end is connected to the same namespace. The host end of a
-// plugin with a bridge must be a port of the bridge or, if the bridge was deleted, of no bridge.
+// findReference finds the pair that the reference plugin created. It searches for the interface in the container's
+// namespace, and otherwise for the host end that prevResult names, which must be connected to that namespace. The host
+// end of a plugin with a bridge must be a port of the bridge or, if the bridge was deleted, of no bridge.
 func (f *foundLink) findReference(bridge string) (err error) {
 	var master rtnl.Link
 	if bridge != "" {
