@@ -16,8 +16,8 @@ func Describe(l rtnl.Link) cni.Interface {
 	return cni.Interface{Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU}
 }
 
-// IsMACSet reports whether a program has set the MAC address of a host link. Without that, a bridge has the address of
-// a port, and a VLAN the address of its master. The error matches fs.ErrNotExist if /sys shows another network
+// IsMACSet reports whether a program has set the MAC address of a host link. Otherwise, a bridge has the address of a
+// port, and a VLAN has the address of its master. The error matches fs.ErrNotExist if /sys shows another network
 // namespace, as with RootlessKit's detached one.
 func IsMACSet(link rtnl.Link) (bool, error) {
 	for attribute, want := range map[string]string{"ifindex": strconv.Itoa(link.Index), "address": link.MAC.String()} {

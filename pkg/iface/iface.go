@@ -5,8 +5,8 @@
 // routes of a result, and Verify compares them for CHECK. None of these functions has an undo, because an ADD that
 // fails deletes the link.
 //
-// Later plugins of the chain may have changed the interface. So Verify accepts additional addresses and routes, and a
-// route in another table (sbr, vrf).
+// Later plugins of the chain may have changed the interface. Therefore, Verify accepts additional addresses and routes,
+// and a route in another table (sbr, vrf).
 package iface
 
 import (

@@ -99,7 +99,7 @@ type wantedState struct {
 	v6     bool // the interface needs IPv6
 }
 
-// route is a wanted route. Table is 0 if the result has no table or the main table. Such a route may be in any table.
+// route is a wanted route. Table is 0 if the result has no table or the main table. Any table is then accepted.
 type route struct {
 	rtnl.Route
 	hasScope bool // Scope must match
