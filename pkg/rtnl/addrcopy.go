@@ -60,9 +60,9 @@ func (a AddrCopy) IsLinkLocal6() bool {
 	return a.Prefix().Addr().Is6() && a.Prefix().Addr().IsLinkLocalUnicast()
 }
 
-// IsAutomatic reports whether the kernel itself creates the address when the link is up. That is so for link-local
-// addresses and addresses from router advertisements. It returns false for link-local addresses before Linux 5.18,
-// because that kernel does not mark them.
+// IsAutomatic reports whether the kernel itself creates the address when the link is up. The kernel does so for
+// link-local addresses and addresses from router advertisements. IsAutomatic returns false for link-local addresses
+// before Linux 5.18, because those kernels do not mark them.
 func (a AddrCopy) IsAutomatic() bool {
 	proto := a.Attrs.value(ifaProto)
 	return a.IsAdvertised() || len(proto) == 1 && proto[0] == protoKernel
@@ -143,7 +143,7 @@ func (c *Conn) AddAddrCopy(index int, a AddrCopy) error {
 }
 
 // RuleCopies lists the rules of both families in their order. A message about a rule has the same layout as a message
-// about a route, so that a RouteCopy can also be a rule. Without routing policy, there are none.
+// about a route, so that a RouteCopy can also be a rule. A kernel without routing policy has none.
 func (c *Conn) RuleCopies() ([]RouteCopy, error) {
 	rules, err := c.dumpRules()
 	return wholeList(rules, wrap("list rules", ignore(err, unix.EOPNOTSUPP)))
@@ -167,7 +167,7 @@ func (r RouteCopy) RuleSrc() netip.Prefix {
 	return netip.PrefixFrom(addrOf(r.value(nl.FRA_SRC)), int(r.Header.Src_len))
 }
 
-// RenameLink returns a rule with name in place of link, the name of a link.
+// RenameLink returns a rule in which the link name link is replaced by name.
 func (r RouteCopy) RenameLink(link, name string) RouteCopy {
 	for _, kind := range []uint16{nl.FRA_IIFNAME, nl.FRA_OIFNAME} {
 		if bytes.Equal(r.value(kind), nl.ZeroTerminated(link)) {

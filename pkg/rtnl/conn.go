@@ -13,8 +13,8 @@
 // unless their comments say otherwise. Deletion of an object that does not exist is not an error.
 //
 // If the kernel can look up one object or filter a list, the package does not dump. The cost of Links, LinkSummaries,
-// Ports, VLANs, Rules and RouteCopies grows with the number of all objects of the namespace. Waits (WaitUp and others)
-// subscribe to events instead of polling.
+// VLANs, TBFs, EachAddr, Rules, RuleCopies and RouteCopies grows with the number of all such objects of the namespace.
+// Waits (WaitUp and others) subscribe to events instead of polling.
 package rtnl
 
 import (
@@ -192,8 +192,8 @@ func (c *Conn) callOnce(call func(h *netlink.Handle) error) error {
 	return call(c.h)
 }
 
-// isDisturbed reports whether messages of other processes were received instead of the kernel's, or filled the socket's
-// buffer, so that the kernel's was lost.
+// isDisturbed reports whether a message of another process was received instead of the kernel's answer, or whether such
+// messages filled the socket's buffer, so that the answer was lost.
 func isDisturbed(err error) bool {
 	if err == nil {
 		return false

@@ -413,9 +413,9 @@ func (c *Conn) KeepOtherHops(link int, r RouteCopy) error {
 }
 
 // RestoreWhole restores a route as RestoreCopy does, if the link may have shared the route with other links. It
-// replaces the route that KeepOtherHops left, unless the kernel refuses the new one. If only a route with r's key that
-// uses a nexthop object is there, it stays, because its program adds the next hop again. RestoreWhole returns false and
-// changes nothing if none of these routes exists.
+// replaces the route that KeepOtherHops left, unless the kernel refuses the new one. If there is only a route with r's
+// key that uses a nexthop object, that route stays, because its program adds the next hop again. RestoreWhole returns
+// false and changes nothing if none of these routes exists.
 func (c *Conn) RestoreWhole(link int, r RouteCopy) (isFound bool, err error) {
 	others, shared := r.HopsNotThrough(link)
 	if !shared {
@@ -467,8 +467,8 @@ func (c *Conn) replaceLive(former, r RouteCopy) error {
 }
 
 // replaceCopy replaces a route by a route with the same key. If the kernel refuses the new route, the former one stays.
-// The replacement is one message, so that a killed call leaves one of the routes, except for an IPv4 route behind
-// another one with the key, because NLM_F_REPLACE would replace the first of them.
+// The replacement is one message, so that a killed call leaves one of the routes. An IPv4 route behind another one with
+// the key is an exception, because NLM_F_REPLACE would replace the first of them.
 func (c *Conn) replaceCopy(former, r RouteCopy) error {
 	isFirst, err := c.isFirstOfKey(former)
 	if err != nil {

@@ -138,8 +138,8 @@ func (c *Conn) OtherEnd(l Link, other *Conn) (Link, error) {
 	if err != nil {
 		return Link{}, err
 	}
-	connected, err := c.ConnectsTo(end, other)
-	if err == nil && (!connected || end.Kind != l.Kind || end.Peer != l.Index) {
+	isConnected, err := c.ConnectsTo(end, other)
+	if err == nil && (!isConnected || end.Kind != l.Kind || end.Peer != l.Index) {
 		err = ErrNoLink
 	}
 	if err != nil {

@@ -177,7 +177,7 @@ type Rule struct {
 // String returns the rule in the notation of ip(8), for messages.
 func (r Rule) String() string { return fmt.Sprintf("from %s lookup %d", r.Src, r.Table) }
 
-// Rules lists the rules of both families in their order. Without routing policy, the error is EOPNOTSUPP.
+// Rules lists the rules of both families in their order. Without routing policy, the error matches EOPNOTSUPP.
 func (c *Conn) Rules() (rules []Rule, err error) {
 	copies, err := c.dumpRules()
 	for _, r := range copies {

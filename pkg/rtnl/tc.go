@@ -72,13 +72,13 @@ func (c *Conn) AddLeaf(index int, kind string) error {
 		Handle: leafHandle, Parent: Leaf}}, "add "+kind, "sch_"+kind)
 }
 
-// AddIngress adds an ingress qdisc, for Redirect at Received. It fails with EEXIST if the link has a qdisc there.
+// AddIngress adds an ingress qdisc, for Redirect at Received. The error matches EEXIST if the link has a qdisc there.
 func (c *Conn) AddIngress(index int) error {
 	return c.addQdisc(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
 		Parent: Ingress}}, "add ingress qdisc", "sch_ingress")
 }
 
-// AddClsact adds a clsact qdisc, for Redirect at ClsactReceived and ClsactSent. It fails with EEXIST like AddIngress.
+// AddClsact adds a clsact qdisc, for Redirect at ClsactReceived and ClsactSent. For EEXIST, see AddIngress.
 func (c *Conn) AddClsact(index int) error {
 	return c.addQdisc(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
 		Parent: Ingress}}, "add clsact qdisc", "sch_ingress")
@@ -139,7 +139,7 @@ func readQdisc(answer []byte) (q Qdisc) {
 	return q
 }
 
-// DelQdisc deletes the qdisc of a link at a parent, with its filters. It returns nil if there is none, or no link.
+// DelQdisc deletes the qdisc of a link at a parent, with its filters. A missing qdisc or link is not an error.
 func (c *Conn) DelQdisc(index int, parent uint32) error {
 	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: parent}}
 	err := c.retry(func(h *netlink.Handle) error { return h.QdiscDel(q) })

@@ -19,9 +19,9 @@ import (
 var ErrDuplicate = errors.New("in use by another host (duplicate address detection failed)")
 
 // WaitUp waits until packets can pass through a link, and returns the link. Packets can pass if its operational state
-// is up. The state unknown is enough for a link with a carrier, because some drivers do not report a state, but not for
-// a pair: a new pair may drop packets until a worker of the kernel has set its state. If ctx ends, the error of this
-// and of all other waits names the missing condition and matches the cause of ctx.
+// is up. For a link with a carrier, the state unknown is enough, because some drivers do not report a state. It is not
+// enough for a pair, because a new pair may drop packets until a worker of the kernel has set its state. If ctx ends,
+// the error of this and of all other waits names the missing condition and matches the cause of ctx.
 func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	err = c.wait(ctx, index, func() (string, error) {
 		l, err = c.LinkByIndex(index)
@@ -62,7 +62,7 @@ func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 	}, unix.RTNLGRP_IPV6_IFADDR)
 }
 
-// WaitLinkLocal waits until a link has a usable IPv6 link-local address, and returns it.
+// WaitLinkLocal waits for a usable IPv6 link-local address of a link. For a duplicate, the error matches ErrDuplicate.
 func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (addr netip.Addr, err error) {
 	var duplicate error
 	err = c.WaitAddrs(ctx, index, func(addrs []AddrCopy) string {
