@@ -267,10 +267,10 @@ func (b *bridgeCall) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 }
 
 // ensureVLANGateway finds or creates the VLAN gateway: a veth pair called <bridge>.<vlan> whose other end is a port of
-// the bridge. It completes a gateway that is down, because both ends are brought up last, and a gateway whose other end
-// is a port of no bridge, because its bridge was deleted and created again. A link of that name that is not a pair of
-// this host belongs to the administrator, and is only brought up. A bridge of that name is refused if another network
-// may have created it.
+// the bridge. It completes a gateway that is down, which is incomplete because both ends are brought up last. It also
+// completes a gateway whose other end is not a port, because its bridge was deleted and created again. A link of that
+// name that is not a pair of this host belongs to the administrator, and is only brought up. A bridge of that name is
+// refused if another network may have created it.
 func (b *bridgeCall) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	name := b.cfg.gatewayName()
 	gw, err := b.call.Host.Link(name)

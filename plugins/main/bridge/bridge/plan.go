@@ -84,7 +84,7 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 // duplicate is removed and added again, because the other host with the address may no longer exist.
 type gatewayPlan struct {
 	Remove    []netip.Prefix // addresses of the link that conflict with a gateway address, or are duplicates
-	Add       []netip.Prefix // missing or duplicate gateway addresses, and those that the kernel may remove with Remove
+	Add       []netip.Prefix // missing or duplicate gateway addresses, and any that the kernel may remove with Remove
 	Usable    []netip.Prefix // IPv6 gateway addresses that the link has and that are not tentative
 	AwaitsDAD bool           // ADD waits for the new detection, because Add has a duplicate
 }
@@ -126,8 +126,8 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 	return p, nil
 }
 
-// isConflict reports whether an address of a link conflicts with a new gateway address: any two IPv4 addresses do, and
-// two IPv6 addresses whose subnets overlap, unless the link's address is its link-local address.
+// isConflict reports whether an address of a link conflicts with a new gateway address. Two IPv4 addresses always
+// conflict. Two IPv6 addresses conflict if their subnets overlap, unless the link's address is link-local.
 func isConflict(addr, gw netip.Prefix) bool {
 	if addr.Addr().Is4() || gw.Addr().Is4() {
 		return addr.Addr().Is4() && gw.Addr().Is4()

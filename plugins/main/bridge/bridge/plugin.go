@@ -8,8 +8,8 @@
 // With the key vlan, the gateway is not the bridge itself but a VLAN gateway: a veth pair <bridge>.<vlan> on the host
 // whose other end is a port of the bridge in that VLAN.
 //
-// The bridge, its addresses and the VLAN gateways are shared by all containers of the host. So ADD changes an existing
-// bridge as little as possible, and neither a failed ADD nor DEL removes them. Everything else belongs to one
+// The bridge, its addresses and the VLAN gateways are shared by all containers of the host. Therefore, ADD changes an
+// existing bridge as little as possible, and neither a failed ADD nor DEL removes them. Everything else belongs to one
 // attachment.
 //
 // Start reading at add in bridge.go. Package attach has the steps that bridge shares with ptp. plan.go decides on

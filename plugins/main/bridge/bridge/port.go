@@ -45,9 +45,9 @@ func (b *bridgeCall) setUpPort(ctx context.Context) error {
 // keepMTU keeps a new port with a smaller MTU from lowering the bridge's MTU while other ports use it.
 //
 // Linux lowers the MTU of a bridge to the smallest MTU of its ports, and removes the bridge's IPv6 addresses if that is
-// less than 1280 bytes. So keepMTU raises the MTU of the new port's host end to the largest MTU that any container
-// uses. If this MTU is less than the bridge's, earlier ADDs have raised ports to an MTU that is no longer in use.
-// keepMTU lowers these ports to the largest MTU in use, and the kernel then lowers the bridge's MTU.
+// less than 1280 bytes. Therefore, keepMTU raises the MTU of the new port's host end to the largest MTU that any
+// container uses. If this MTU is less than the bridge's, earlier ADDs have raised ports to an MTU that is no longer in
+// use. keepMTU lowers these ports to the largest MTU in use, and the kernel then lowers the bridge's MTU.
 func (b *bridgeCall) keepMTU(end *rtnl.Link) error {
 	if end.MTU >= b.bridge.MTU {
 		return b.raiseMTU(end.MTU)
@@ -99,9 +99,9 @@ func (b *bridgeCall) raiseMTU(mtu int) error {
 	return b.call.Tolerate(b.ignoreRouterAdverts()) // the bridge's IPv6 settings are new
 }
 
-// usedMTU returns the MTU that a port needs. For the port of a container or a VLAN gateway, that is the MTU of the peer
-// if it is smaller than the port's, because keepMTU may have raised the port's. All other ports belong to the
-// administrator and need the MTU that they have.
+// usedMTU returns the MTU that a port needs. For the port of a container or a VLAN gateway, this is the smaller MTU of
+// the port and its peer, because keepMTU may have raised the port's. All other ports belong to the administrator and
+// need the MTU that they have.
 func (b *bridgeCall) usedMTU(port rtnl.Link) int {
 	peer, err := b.call.Host.Peer(port)
 	_, isContainer := cni.ParseMark(port.Alias)
