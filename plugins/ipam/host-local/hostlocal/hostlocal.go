@@ -215,8 +215,8 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 	return ips, nil
 }
 
-// allocateOne reserves an address of set n: the requested address or, without a request, the pod's last address if it
-// is free, or otherwise the first free address after the last assigned one.
+// allocateOne reserves the requested address of set n. Without a request, it reserves the pod's last address or, if
+// that is not free, the first free address after the last assigned one.
 func (a *allocation) allocateOne(n int, set ranges.Set) (netip.Addr, error) {
 	if request := a.cfg.requested[n]; request.Addr.IsValid() {
 		err := a.reserveOrReclaim(request.Addr)
@@ -262,7 +262,7 @@ func (a *allocation) allocateOne(n int, set ranges.Set) (netip.Addr, error) {
 	return addr, err
 }
 
-// reserveOrReclaim reserves an address. It first releases a lease of the address from an earlier boot.
+// reserveOrReclaim reserves an address. If the address has a lease from an earlier boot, it releases that lease.
 func (a *allocation) reserveOrReclaim(addr netip.Addr) error {
 	err := a.reserve(addr, a.owner)
 	if !errors.Is(err, errTaken) || !a.cfg.reclaim {
@@ -282,7 +282,7 @@ var errFull = errors.New("no IP addresses available in range set")
 
 const maxMisses = 16 // number of taken addresses that are tried before all taken addresses are read from the index
 
-// firstFree returns the first address for which try does not return errTaken, and the result of try, or errFull.
+// firstFree returns the first address for which try does not return errTaken, with the error of try, or errFull.
 func (s *leaseDir) firstFree(order iter.Seq[netip.Addr], try func(netip.Addr) error) (netip.Addr, error) {
 	var taken addrSet
 	misses := 0

@@ -27,7 +27,7 @@ func slotOf(podKey string, set int) (offset int64, owner string) {
 	return int64(ownerHash(owner)%slots) * entrySize, owner
 }
 
-// openSticky opens the table. It creates a missing one with mode or, if mode is 0, returns fs.ErrNotExist.
+// openSticky opens the table. It creates a missing one with mode or, if mode is 0, returns an error.
 func (s *leaseDir) openSticky(mode fs.FileMode) (*os.File, error) {
 	dir, err := statefile.OpenNoFollow(filepath.Join(s.dataDir, indexDir, stickyDir), mode)
 	if err != nil {
