@@ -11,11 +11,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ipt"
 )
 
-// Tenants may write conditions, which iptables and nft execute as root. So a condition may only contain matches that
-// read a packet, its connection, a link or a route, and matches that keep a count for only their own rule (limit). It
-// may not contain matches that change other state: lists and counters with a name (recent, hashlimit), logs, marks, and
-// settings of the host (connbytes turns on accounting of connections, and physdev packet filters for bridges). A lookup
-// in an ipset (set) is permitted, although it increments the counters of a set that has counters.
+// Tenants may write conditions, which iptables and nft execute as root. Therefore, a condition may only contain matches
+// that read a packet, its connection, a link or a route, and matches that keep a count for only their own rule (limit).
+// It may not contain matches that change other state: lists and counters with a name (recent, hashlimit), logs, marks,
+// and settings of the host (connbytes turns on accounting of connections, and physdev packet filters for bridges). A
+// lookup in an ipset (set) is permitted, although it increments the counters of a set that has counters.
 
 // iptablesMatches lists the matches of iptables that conditions may use. iptablesOptions lists the permitted options:
 // the options of these matches, and options that need no match. An option is not checked against its match, because
@@ -39,8 +39,8 @@ const (
 
 const noMatch = "is not a match that only reads packets, connections, links or routes"
 
-// checkMatches returns an error if a condition contains anything but the matches that tenants may use. Tokens that
-// checkTokens refuses are ignored. Records may have conditions of an earlier version that checkMatches refuses.
+// checkMatches returns an error if a condition contains anything but the matches that tenants may use. It returns nil
+// for a condition that checkTokens refuses. Records are not checked, because an earlier version accepted other matches.
 func checkMatches(key string, tokens []string) error {
 	if len(tokens) == 0 || checkTokens(key, tokens) != nil {
 		return nil

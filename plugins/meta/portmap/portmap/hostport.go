@@ -51,7 +51,7 @@ func (p hostPort) at(addr netip.Addr) hostPort {
 }
 
 // conflicts returns the wanted ports that conflict with a port of the owner, and the owner's port of the first one.
-// Both can have thousands of ports, also of one number, so it does not compare each pair.
+// Both lists can have thousands of ports, even with one number, so conflicts does not compare each pair.
 func (c call) conflicts(wanted, ownerPorts []hostPort) (out []hostPort, first hostPort) {
 	single := netip.Addr{} // the key of all ports of single addresses
 	byAddr := map[hostPort][]hostPort{}

@@ -51,8 +51,7 @@ func (r *record) chainAddrs() []address {
 	return r.publishedAddrs()
 }
 
-// variants returns the variants that have the chain. If the program of iptables-legacy is missing, it is assumed not to
-// have the chain.
+// variants returns the variants that have the chain. Without its program, iptables-legacy is assumed to lack the chain.
 func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, error) {
 	variants, err := chain.Variants(ctx, c.NF)
 	if ipt.NotInstalled(err) {
@@ -62,7 +61,7 @@ func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, err
 }
 
 // chainSharers returns the records of the attachments that share r's chain: the container's other attachments to the
-// network on the backend iptables, except those whose DEL has begun.
+// network on the backend iptables, except attachments whose DEL has begun.
 func chainSharers(s *store, r *record) ([]*record, error) {
 	all, err := s.All()
 	return slices.DeleteFunc(all, func(o *record) bool {
@@ -99,8 +98,7 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 	return tool.Edit(ctx, natTable, func(e *ipt.Edit) { r.edit(e, a) })
 }
 
-// restoreChain restores the rules for an address from the record. One run of iptables-restore replaces the container's
-// chain.
+// restoreChain restores an address's rules from the record. One run of iptables-restore replaces the container's chain.
 func (c call) restoreChain(ctx context.Context, s *store, r *record, a address) error {
 	tool, err := ipt.FindTool(ctx, a.family())
 	if err != nil {

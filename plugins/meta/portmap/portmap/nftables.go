@@ -102,8 +102,8 @@ func (c call) verifyNFTables(r *record) error {
 	return errors.Join(diffs...)
 }
 
-// restore restores elements and shared rules from the records, but no attachments with conditions. Like DEL, it holds
-// the lock of the records. It reads the containers' namespaces before it locks.
+// restore restores elements and shared rules from the records, except records with conditions. Like DEL, it holds the
+// lock of the records. It reads the containers' namespaces before it locks.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf, host := nft.New(), rtnl.Host()
 	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()

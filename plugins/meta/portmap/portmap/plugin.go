@@ -3,8 +3,8 @@
 // It is a chained plugin: it runs after the plugin that created the container's interface. Its rules translate packets
 // to a host port, from other machines, from the host itself and from containers, to the container's address and port.
 //
-// A host port has one owner. If another live attachment has the port, ADD fails with the owner's name. ADD takes over
-// the ports of stale owners (record.go). Before any rule changes, publish.go finds all owners under the lock of the
+// A host port has one owner. If another live attachment has the port, ADD fails with the owner's name. ADD claims the
+// ports of stale owners (record.go). Before any rule changes, publish.go finds all owners under the lock of the
 // records: on both backends, and containers of the reference plugin.
 //
 // On nftables, a host port is an element of maps that all attachments share. On iptables, a container has the chains of

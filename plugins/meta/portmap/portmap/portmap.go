@@ -301,7 +301,8 @@ func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
 }
 
 // removeRules removes an attachment's rules, then the UDP flows that they translated, then the record. The record stays
-// for a later DEL or GC if a program is missing, or if the deletion of flows failed temporarily.
+// for a later DEL or GC if rules cannot be removed, if its backend is iptables and a program is missing, or if the
+// deletion of flows failed temporarily.
 func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	err := errors.Join(c.delChains(ctx, s, r, nft.Families()...), nft.IfSupported(c.delNFTables(ctx, s, r)),
 		c.delReference(ctx, r))

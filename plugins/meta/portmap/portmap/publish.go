@@ -176,7 +176,7 @@ func (p *publication) resolveIPTables(ctx context.Context) error {
 }
 
 // update checks the owners in nftables, writes the record, and replaces the elements of stale owners with the
-// attachment's elements, in one transaction. On the backend iptables, the guard's element is the only one.
+// attachment's elements, in one transaction. On the backend iptables, it adds only the guard's element.
 func (p *publication) update(ctx context.Context) error {
 	r := p.r
 	err := owned(r.Options.MarkBit).Update(ctx, p.call.NF, func(tx *nft.Tx) error {
@@ -269,7 +269,7 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 	return nil
 }
 
-// resolveOwner decides about an owner of wanted ports. A stale owner's ports are taken over. If the owner is another
+// resolveOwner decides about an owner of wanted ports. A stale owner loses its ports. If the owner is another
 // attachment of the same container, it keeps them, and they are added to Skipped in p.r. Otherwise ADD fails.
 func (p *publication) resolveOwner(ctx context.Context, o *record) error {
 	wanted, port := p.call.conflicts(p.r.hostPorts(), o.hostPorts())
@@ -292,8 +292,9 @@ func (p *publication) resolveOwner(ctx context.Context, o *record) error {
 	return nil
 }
 
-// refuseLiveOwner returns the refusal, or nil if the owner has lost its host ports: its container no longer exists, its
-// DEL has begun, or the reference plugin's DEL, which does not remove Hawser's record, has removed its chain.
+// refuseLiveOwner returns the refusal, or nil if the owner has lost its host ports. This is the case if its container
+// no longer exists, its DEL has begun, or the reference plugin's DEL, which leaves Hawser's record, has removed its
+// chain.
 func (p *publication) refuseLiveOwner(ctx context.Context, o *record, refusal error) error {
 	state, err := o.Location.state(p.call.Host)
 	switch {

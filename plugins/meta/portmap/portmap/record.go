@@ -21,8 +21,8 @@ const recordDir = "/run/hawser/portmap"
 
 type store = statefile.Store[record]
 
-// records returns the records of all attachments. A call holds their lock until it ends. Other calls wait for the lock
-// for up to a minute, because the holder may run iptables, which waits for the xtables lock.
+// records returns the records of all attachments. A call that changes rules holds their lock. Other calls wait for the
+// lock for up to a minute, because the holder may run iptables, which waits for the xtables lock.
 func records() *statefile.Store[record] { return statefile.NewStore[record](recordDir, time.Minute) }
 
 // record describes the rules of an attachment. DEL, CHECK and GC derive the rules from it.
@@ -37,7 +37,7 @@ type record struct {
 	Addrs    []address `json:"addrs"` // at most one per family
 	// Ending is true once a DEL has begun, so that reapply restores nothing, and other attachments can claim the ports.
 	Ending bool `json:"ending,omitempty"`
-	// Skipped lists host ports that the container has on another network: runtimes send each network the same ports.
+	// Skipped lists host ports that the container has on another network. Runtimes send each network the same ports.
 	Skipped  []hostPort `json:"yielded,omitempty"`
 	Localnet string     `json:"localnet,omitempty"` // link whose route_localnet the host ports need; empty = none
 	// PriorLocalnet is the value of route_localnet before the link's first user. The guard also has it, but other
@@ -97,8 +97,7 @@ func (r *record) sharesContainer(other *record) bool {
 	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Location.Netns.Is(other.Location.Netns)
 }
 
-// location identifies an attachment's namespace and host end. They show whether the attachment still owns its host
-// ports.
+// location identifies an attachment's namespace and host end, which show whether it still owns its host ports.
 type location struct {
 	NetnsPath string      `json:"netnsPath"`
 	Netns     ns.Identity `json:"netns"`
