@@ -58,7 +58,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	}
 	err = c.apply(ctx, s, r)
 	if err != nil && r.Backend == firewalld {
-		r.Backend = nftables // DEL must not remove addresses from firewalld that it refused
+		r.Backend = nftables // DEL must not remove addresses that firewalld refused
 		switch {
 		case cfg.backend == firewalld:
 			err = fmt.Errorf("backend %q: %w", firewalld, errors.Join(err, s.Put(ctx, *r)))
@@ -352,9 +352,9 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	return s.Drop(ctx, r.Hash())
 }
 
-// verify compares the record with the wanted record, and the rules with the record. If no record has the wanted
-// addresses, the reference plugin may have added the attachment, and verify accepts its rules. A stale record can exist
-// in this case, because the reference plugin's DEL does not remove records.
+// verify compares the record with the wanted record, and the rules with the record. If there is no record with the
+// wanted addresses, the reference plugin may have added the attachment, and verify accepts that plugin's rules. A stale
+// record can exist in this case, because the reference plugin's DEL does not remove records.
 func (c call) verify(ctx context.Context, want *record) error {
 	r, ok, err := records().Get(want.Hash())
 	if err != nil {

@@ -103,7 +103,7 @@ func callFirewalld(
 func checkFirewalld(ctx context.Context) error { return callFirewalld(ctx, &record{}, "", nil) }
 
 // errorFilter returns a function that returns the error in an answer, or nil if it has one of the codes. The error is
-// only the first line of the text.
+// only the first line of the text, and matches errDenied unless it has a code of firewalld.
 func errorFilter(codes ...string) func(netip.Addr, *dbus.Call) error {
 	return func(_ netip.Addr, answer *dbus.Call) error {
 		refusal := dbus.Error{}

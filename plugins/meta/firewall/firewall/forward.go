@@ -83,8 +83,8 @@ func (ft *forwardTable) accept() ipt.Rule {
 	return ipt.NewRule(acceptedChain, "-m", "mark", "--mark", fwmark, "-j", "ACCEPT")
 }
 
-// rules returns the wanted rules. The rules with a comment, which lead to the administrator's chain, must be the first
-// rules of their chains.
+// rules returns the wanted rules. A missing rule with a comment, which sends packets to the administrator's chain, is
+// inserted at the beginning of its chain.
 func (ft *forwardTable) rules() []ipt.Rule {
 	return append([]ipt.Rule{ft.accept(), ipt.NewRule(cniForward, "-j", acceptedChain)}, adminRules(ft.r.AdminChain)...)
 }

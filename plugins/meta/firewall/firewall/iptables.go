@@ -115,7 +115,7 @@ func (r *record) findTools(ctx context.Context, s *store) ([]ipt.Tool, error) {
 	return tools, err
 }
 
-// editedFamilies returns the families in whose iptables ADD edits rules: the families of the attachment's addresses
+// editedFamilies returns the families whose rules in iptables ADD edits: the families of the attachment's addresses
 // and, if its bridge has a policy, of the addresses of the bridge's other attachments.
 func (r *record) editedFamilies(s *store) ([]nft.Family, error) {
 	if r.Bridge == "" {

@@ -11,8 +11,8 @@ import (
 
 // This file handles the isolated flag of bridge ports. The kernel forwards no packet between two isolated ports, even
 // without br_netfilter, when bridged packets do not pass nftables or iptables. A port without the flag still reaches an
-// isolated one. So while a network has an isolated container on a bridge, the network's other ports on that bridge are
-// also isolated.
+// isolated one. Therefore, while a network has an isolated container on a bridge, the network's other ports on that
+// bridge are also isolated.
 
 // isolatePorts isolates the network's other ports on the bridge if the record's container is the network's first
 // isolated container there. If only another container is isolated, it records that ADD must isolate this port.

@@ -161,7 +161,7 @@ func (r *record) items() []nft.Item {
 }
 
 // addNFTables adds the attachment's elements, the policy of its bridge and the rules in FORWARD, in one batch. If it
-// has to create the layout, it deletes the chains for another bit.
+// creates the layout, it deletes the chains for another bit.
 func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	var tables []*forwardTable
 	own := owned(r.Bit)
@@ -207,8 +207,8 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	return err
 }
 
-// keepUnpublished clears Published in the record if another attachment, for which it is not set, owns the element of
-// one of the record's addresses, so that ADD does not open host ports that are closed for the owner of the address.
+// keepUnpublished clears Published in the record if another attachment without Published owns the element of one of the
+// record's addresses. ADD would otherwise open host ports that are closed for that owner.
 func (c call) keepUnpublished(ctx context.Context, r *record, others []nft.Item) error {
 	for _, it := range others {
 		hash, _, _ := strings.Cut(it.Comment, " ")

@@ -12,8 +12,7 @@
 // An attachment's address is an element of nftables sets, with the owner's mark. All other state is in a record in
 // /run/hawser/firewall, because several attachments share rules: the policy of a bridge (policy.go), the isolated flags
 // of its ports (isolation.go), and rules for the same address. The record is written before the rules, so that DEL
-// finds the backend and the options that ADD used. reference.go removes rules of attachments that the reference plugin
-// added.
+// finds the backend and the options that ADD used. reference.go removes the reference plugin's rules.
 //
 // Most files use only the files before them, in this order: config.go, record.go, policy.go (whose rule the others
 // apply), iptables.go, nftables.go, bridge.go, isolation.go, admin.go and forward.go (chains of other programs that the

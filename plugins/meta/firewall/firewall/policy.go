@@ -19,8 +19,8 @@ import (
 // policy is an ingress policy. It limits which packets reach the containers of a bridge.
 //
 // The rule: a bridge has the strictest policy that one of its attachments wants. Each attachment wants the policy of
-// its own ADD until its DEL. So an ADD can only make the bridge's policy stricter, a DEL can only make it less strict,
-// and the bridge has no policy after its last attachment.
+// its own ADD until its DEL. Therefore, an ADD can only make the bridge's policy stricter, a DEL can only make it less
+// strict, and the bridge has no policy after its last attachment.
 //
 // This file applies the rule to the records. A policy is stored in nftables for attachments on the backends nftables
 // and firewalld (stagePolicy, nftablesPolicy), and in iptables for attachments on the backend iptables (editPolicy,

@@ -62,8 +62,8 @@ func (r *record) UnmarshalJSON(data []byte) error {
 
 type store = statefile.Store[record]
 
-// records returns the records of all attachments. A call holds their lock until it ends. Other calls wait for the lock
-// for up to a minute, because the holder may run iptables, which waits for the xtables lock.
+// records returns the records of all attachments. A call that changes rules holds their lock. Other calls wait for the
+// lock for up to a minute, because the holder may run iptables, which waits for the xtables lock.
 func records() *statefile.Store[record] { return statefile.NewStore[record](recordDir, time.Minute) }
 
 // Plausible reports whether an ADD can have written the record. A file can be damaged, and rules are derived from it.
@@ -119,8 +119,8 @@ func without(addrs, others []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return slices.Contains(others, a) })
 }
 
-// addPreexisting adds addresses, whose rules exist already, to Preexisting, except addresses whose rules another
-// attachment added. It does nothing outside ADD.
+// addPreexisting adds addresses with existing rules to Preexisting, except addresses whose rules another attachment
+// added. It does nothing outside ADD.
 func (c call) addPreexisting(ctx context.Context, r *record, addrs []netip.Addr) error {
 	if len(addrs) == 0 || c.addStore == nil {
 		return nil
