@@ -11,7 +11,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// Chain identifies a chain, usually that of one container, in a table that other programs also use.
+// Chain identifies a chain, usually of one container, in a table that other programs also use.
 type Chain struct {
 	Family      nft.Family
 	Table, Name string
@@ -39,8 +39,8 @@ func OwnerComment(prefix, network, containerID string) string {
 func (c Chain) nftTable() nft.Table { return nft.Table{Family: c.Family, Name: c.Table} }
 
 // Variants returns the variants that have the chain. It reads nf_tables over netlink, and runs a program only if the
-// kernel has the legacy table. If that program is not installed, the error matches NotInstalled, and the result is
-// still valid for nf_tables.
+// kernel has the legacy table. If that program is not installed, NotInstalled reports true for the error, and the
+// result is still valid for nf_tables.
 func (c Chain) Variants(ctx context.Context, nf *nft.Conn) (have []Variant, err error) {
 	live, err := nf.Chain(c.nftTable(), c.Name)
 	if live != nil {

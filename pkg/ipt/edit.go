@@ -172,11 +172,11 @@ func (t Tool) list(ctx context.Context, table string) ([]string, error) {
 // that case, save runs the program and treats its failure as a missing table.
 func (t Tool) save(ctx context.Context, table string) ([]string, error) {
 	names, err := os.ReadFile(ns.Proc() + "/net/" + t.Family.String() + "_tables_names")
-	hidden := errors.Is(err, fs.ErrPermission)
+	isHidden := errors.Is(err, fs.ErrPermission)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !slices.Contains(strings.Fields(string(names)), table):
 		return nil, nil
-	case err != nil && !hidden:
+	case err != nil && !isHidden:
 		return nil, err
 	}
 	path, err := t.path(ctx, "-save")
@@ -185,7 +185,7 @@ func (t Tool) save(ctx context.Context, table string) ([]string, error) {
 	}
 	var out strings.Builder
 	err = process.Command{Path: path, Args: []string{"-t", table}, Stdout: &out}.Run(ctx)
-	if hidden && err != nil && ctx.Err() == nil {
+	if isHidden && err != nil && ctx.Err() == nil {
 		return nil, nil
 	}
 	return strings.Split(out.String(), "\n"), err
@@ -236,8 +236,8 @@ func (r Rule) String() string {
 	return b.String()
 }
 
-// Option returns the argument after the named option, for example "-j", or "" without such an option. A comment, a name
-// or another text that equals an option is not one.
+// Option returns the argument after the named option, for example "-j", or "" without such an option. A comment or
+// another value that equals an option is ignored.
 func (r Rule) Option(name string) string {
 	const texts = " --comment --helper --hex-string --log-prefix --nflog-prefix --string -i -o "
 	for i := 0; i+1 < len(r.Args); i++ {

@@ -8,8 +8,8 @@
 // with rules in each. A Tool is one variant for one family. A Chain can be in either variant; its methods read
 // nf_tables over netlink, which is cheaper than a program, and run a legacy program only if the kernel has the table.
 //
-// Names and comments of chains are those of the reference plugins (reference.go), so that either suite can remove the
-// other's rules.
+// Chains have the names and comments of the reference plugins' chains (reference.go), so that either suite can remove
+// the other's rules.
 package ipt
 
 import (
