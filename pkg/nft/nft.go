@@ -3,12 +3,11 @@
 // A Layout is the part of a table that all attachments share: sets, chains and rules. An Element of a set or map
 // belongs to one attachment; its comment is the owner's mark. Owned describes a layout together with its elements.
 //
-// All changes of shared tables are made by Update. It takes a lock that all plugins of the host share, and calls a
-// function that reads the kernel's state and stages changes in a transaction, Tx. It then commits them as one batch,
-// which the kernel applies completely or not at all. Usually a batch has only elements, because the layout exists.
-// Ensure adds the parts of a layout that are missing, also after another program flushed them. It never flushes a
-// shared chain, because that would interrupt other containers' traffic and make the next batch wait for the kernel
-// (RCU).
+// Update makes all changes of shared tables. It takes a lock that all plugins of the host share, and calls a function
+// that reads the kernel's state and stages changes in a transaction, Tx. It then commits them as one batch, which the
+// kernel applies completely or not at all. Usually a batch has only elements, because the layout exists. Ensure adds
+// the parts of a layout that are missing, also after another program flushed them. It never flushes a shared chain,
+// because that would interrupt other containers' traffic and delay the next batch (RCU).
 //
 // Rules and elements are encoded as nft(8) encodes them, so that a ruleset that nft saved and loaded again still
 // compares equal. The encoding is implemented here because google/nftables drops expressions that it does not know, so

@@ -286,8 +286,7 @@ func (it Item) owner() string { return cmp.Or(it.Owner, it.Comment) }
 // Restore adds missing items of owners that exist, and the missing parts of the layout and of the chains that items go
 // to. exists reports whether owners exist, by their marks. Restore skips owners that the caller has not examined, for
 // example because they lost their items after Lacking. Another owner's element with the key of an item stays. missing
-// has the differences, by the owner's mark. If only shared parts were missing, it has one difference, for the first
-// owner.
+// has the differences, by the owner's mark. If only shared parts were missing, it has one for the first owner.
 func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists map[string]bool) (
 	missing map[string]error, err error,
 ) {

@@ -114,17 +114,17 @@ func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 			key   string
 			isEnd bool
 		}
-		whole, seen := true, map[boundary]bool{}
+		isWhole, seen := true, map[boundary]bool{}
 		for _, part := range parts {
-			whole = whole && bytes.Equal(generation(part), generation(parts[0]))
+			isWhole = isWhole && bytes.Equal(generation(part), generation(parts[0]))
 			for _, e := range decodeElements(part[nfgenmsgSize:]) {
 				key := boundary{string(e.Key), e.IsEnd}
-				whole = whole && !seen[key]
+				isWhole = isWhole && !seen[key]
 				seen[key] = true
 				out = append(out, e)
 			}
 		}
-		if whole || err != nil {
+		if isWhole || err != nil {
 			return out, err
 		}
 	}

@@ -226,7 +226,7 @@ func (c *Conn) Probe(l Layout) error {
 	return c.batch(tx.msgs, false)
 }
 
-// ProbeTables returns nil if the kernel has nf_tables. The error matches ErrUnsupported if it has not.
+// ProbeTables returns nil if the kernel has nf_tables. Otherwise, the error matches ErrUnsupported.
 func (c *Conn) ProbeTables() error {
 	return c.batch([]message{newTable(Table{Family: IPv4, Name: "hawser"})}, false)
 }
@@ -268,7 +268,7 @@ func (r Removal) Remove(ctx context.Context, c *Conn) error {
 }
 
 // Stage stages the deletion of the rules, and of the chains in Drop to which no other rule of r.Chain jumps. The batch
-// fails if a rule of another chain, which stays, also jumps to one of them.
+// fails if a remaining rule of another chain also jumps to one of them.
 func (r Removal) Stage(tx *Tx) error {
 	var chains []string
 	for _, name := range r.Drop {
