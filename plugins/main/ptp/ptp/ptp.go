@@ -158,7 +158,7 @@ func refuseAddresses(c *attach.Call, p plan) error {
 	return nil
 }
 
-// raiseHostEnd sets the host end's IPv6 sysctls, which must be done while it is down, and brings it up.
+// raiseHostEnd sets the host end's IPv6 sysctls, which must be set while it is down, and brings it up.
 func raiseHostEnd(c *attach.Call, p plan) error {
 	if slices.ContainsFunc(p.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is6() }) {
 		// The host may have IPv6 turned off by default.
