@@ -16,9 +16,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findDevice returns the device's link in the host's namespace. It refuses lo, links of other attachments, and VLAN
-// gateways. The link is zero if a userspace driver has the device. The error matches rtnl.ErrNoLink if the device's
-// interface is in another namespace, or if the device is not found.
+// findDevice returns the device's link in the host's namespace. It refuses lo, VLAN gateways, and links of other
+// attachments or of other plugins' containers. The link is zero if a userspace driver has the device. The error matches
+// rtnl.ErrNoLink if the device's interface is in another namespace, or if the device is not found.
 func (d selector) findDevice(host *rtnl.Conn) (l rtnl.Link, err error) {
 	switch {
 	case d.Key == byName:

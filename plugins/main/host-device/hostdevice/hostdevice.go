@@ -81,7 +81,7 @@ func del(ctx context.Context, req *skel.Request) error {
 			}
 			return attach.Flush(c.Cont, l)
 		})
-	}, func() (gone bool, err error) {
+	}, func() (isDeleted bool, err error) {
 		err = withRecord(ctx, req, func(c call, r *record, err error) error {
 			if err == nil {
 				err = c.moveBack(ctx, r, c.Cont)
@@ -325,8 +325,8 @@ func withRecord(ctx context.Context, req *skel.Request, work func(call, *record,
 	return work(c, r, err)
 }
 
-// findRecord returns the attachment's record, or one for a device that the reference plugin moved, and opens Cont. The
-// error matches rtnl.ErrNoLink if there is no device.
+// findRecord returns the attachment's record, or a record of a device that the reference plugin moved, and opens Cont.
+// The error matches rtnl.ErrNoLink if there is no device.
 func (c call) findRecord() (*record, error) {
 	r, ok, err := c.records.Get(c.Req.Hash())
 	if err != nil {

@@ -37,7 +37,7 @@ type network struct {
 	Addrs  []rtnl.AddrCopy  `json:"addrs"`
 	Routes []rtnl.RouteCopy `json:"routes"` // in an order that the kernel accepts
 	Rules  []rtnl.RouteCopy `json:"rules"`
-	// InsideRoutes and InsideRules are added by ADD in the container. The routes have the device's index on the host.
+	// ADD adds InsideRoutes and InsideRules in the container. The routes have the device's index on the host.
 	InsideRoutes []rtnl.RouteCopy `json:"insideRoutes"`
 	InsideRules  []rtnl.RouteCopy `json:"insideRules"`
 	// Refusals are routes without a device that ADD adds in the container, such as unreachable ones.
@@ -52,8 +52,7 @@ type network struct {
 var errNoAddress = &cni.Error{Code: cni.CodeTryAgain,
 	Msg: "useInterfaceNetwork: the device has no address on the host; wait until the host has configured it"}
 
-// waitAddress waits until a device has an address for the container and its network does not change any more, or for
-// addressTimeout.
+// waitAddress waits up to addressTimeout until a device has an address for the container and its network is stable.
 func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 	ctx, cancel := context.WithTimeout(ctx, addressTimeout)
 	defer cancel()
@@ -118,8 +117,8 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 	return n, c.planInside(n, l)
 }
 
-// keepAddrs adds the addresses of the device on the host, except those that the kernel or a router recreates and those
-// that have just expired, which the kernel is about to remove.
+// keepAddrs adds the addresses of the device on the host, except addresses that the kernel or a router recreates, and
+// expired addresses, which the kernel is about to remove.
 func (n *network) keepAddrs(addrs []rtnl.AddrCopy) {
 	for _, a := range addrs {
 		a, isValid := a.RemainingAfter(0)
@@ -248,7 +247,7 @@ func each(list []rtnl.RouteCopy, do func(rtnl.RouteCopy) error) error {
 	return errors.Join(errs...)
 }
 
-// addAddrs adds the addresses that have not expired since they were read. In the container IPv4 addresses do not
+// addAddrs adds the addresses that have not expired since they were read. In the container, IPv4 addresses do not
 // expire, because no DHCP client renews their leases. addAddrs stops at the first error, because a later IPv4 address
 // of the subnet would become the primary one. If continueOnError is set, it continues.
 func (n *network) addAddrs(conn *rtnl.Conn, link int, isHost, continueOnError bool) error {
@@ -326,7 +325,7 @@ func (n *network) ips(s *attach.Call) (ips []cni.IP, err error) {
 	return ips, nil
 }
 
-// warnHidden warns about addresses that are not in the result: before version 0.3.0 it has one address of each family.
+// warnHidden warns of addresses that the result lacks: before version 0.3.0, a result has one address of each family.
 func warnHidden(req *skel.Request, ips []cni.IP) {
 	hasFamily := map[bool]bool{}
 	for _, ip := range ips {

@@ -1,14 +1,14 @@
 // Package hostdevice moves an interface of the host into the container.
 //
-// ADD finds the interface by its name, MAC address, directory in /sys, PCI address or auxiliary device, moves it into
-// the container under the name in CNI_IFNAME, and configures it with the addresses and routes of the IPAM plugin, if
-// there is one. With the key useInterfaceNetwork it also gets the addresses, routes and rules that it has on the host.
-// DEL brings the device home: back to the host, under its name, with its settings and network.
+// ADD finds the interface by its name, MAC address, directory in /sys, PCI address or auxiliary device, and moves it
+// into the container under the name in CNI_IFNAME. It then configures the interface with the addresses and routes of
+// the IPAM plugin, if there is one. With the key useInterfaceNetwork, the interface also gets the addresses, routes and
+// rules that it has on the host. DEL brings the device home: back to the host, under its name, with its settings and
+// network.
 //
 // A record describes the device as it is on the host. It is written before the device moves, because a moved device no
 // longer shows its name and settings on the host, and the kernel removes its addresses and routes. A port of a bond or
-// team leaves it before that, because leaving changes the settings. All calls that move a device hold the lock of the
-// records.
+// team leaves it first, because leaving changes the settings. Calls that move a device hold the lock of the records.
 //
 // README.md lists every key of the configuration.
 package hostdevice

@@ -20,7 +20,7 @@ import (
 
 const recordDir = "/run/hawser/host-device"
 
-// record describes an attachment's device: how it is on the host, and which namespace has it. ADD writes it first.
+// record describes an attachment's device on the host, and the namespace that has it. ADD writes it before the move.
 type record struct {
 	cni.Attachment
 	NetnsPath string      `json:"netnsPath"` // of the container; empty if only the name is left to restore
@@ -71,8 +71,8 @@ func (r *record) isSelectedBy(d selector) bool {
 
 // isDevice reports whether a link is the device. The permanent address of hardware cannot change. A container can
 // change the name, alias and MAC address of a virtual link, and several links may have the same MAC address, as VLANs
-// do. So a virtual link is the device if it has the alias that ADD sets, the MAC address together with the index or one
-// of the device's names, or the index together with the name in CNI_IFNAME.
+// do. Therefore, a virtual link is the device if it has the alias that ADD sets, the MAC address together with the
+// index or one of the device's names, or the index together with the name in CNI_IFNAME.
 func (r *record) isDevice(l rtnl.Link) bool {
 	if l.Kind != r.Link.Kind || l.Parent != r.Link.Parent || !slices.Equal(l.PermMAC, r.Link.PermMAC) {
 		return false

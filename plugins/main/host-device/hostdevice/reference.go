@@ -8,10 +8,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findReference returns a record for a device that the reference plugin moved. The reference's ADD sets the alias to
-// the name on the host. A container can set any alias, so the result or the configuration must also name the device. If
-// a record of another attachment has this interface, CNI_NETNS is the namespace of another container now, and the error
-// matches rtnl.ErrNoLink.
+// findReference returns a record for a device that the reference plugin moved. The reference plugin's ADD sets the
+// alias to the name on the host. A container can set any alias, so the result or the configuration must also name the
+// device. If a record of another attachment has this interface, CNI_NETNS is the namespace of another container now,
+// and the error matches rtnl.ErrNoLink.
 func (c call) findReference() (*record, error) {
 	if c.Req.NS == nil {
 		return nil, rtnl.ErrNoLink
