@@ -138,9 +138,9 @@ func gc(ctx context.Context, req *skel.Request) error {
 		}
 		errs = append(errs, c.Host.DelLink(l.Index))
 	}
-	stale := func(r netplugin.NetnsRecord) bool { return req.Valid.Excludes(r.Attachment) }
+	isStale := func(r netplugin.NetnsRecord) bool { return req.Valid.Excludes(r.Attachment) }
 	var finder ns.Finder
-	err = records().Collect(ctx, stale, func(r netplugin.NetnsRecord) error { return removeInside(r, &finder) })
+	err = records().Collect(ctx, isStale, func(r netplugin.NetnsRecord) error { return removeInside(r, &finder) })
 	return errors.Join(append(errs, err)...)
 }
 
@@ -376,9 +376,9 @@ func (c *call) findLink() (rtnl.Link, error) {
 // and lowers the MTU of a host end for other containers on the bridge.
 func (c *call) mtu(end rtnl.Link) int { return min(end.MTU, c.ContEnd.MTU) }
 
-// limitsSinceADD returns the limits of an existing attachment, whose container's MTU the container or a later plugin,
-// such as tuning, may have lowered since ADD. CHECK therefore also accepts the TBF for the MTU of end. A container
-// cannot change the MTU of a host end.
+// limitsSinceADD returns the limits of an existing attachment. Since ADD, the container or a later plugin, such as
+// tuning, may have lowered the MTU of the container's interface. CHECK therefore also accepts the TBF for the MTU of
+// end. A container cannot change the MTU of a host end.
 func (c *call) limitsSinceADD(cfg config, end rtnl.Link) (limits, error) {
 	want, err := cfg.limits(c.mtu(end))
 	ofHostEnd, _ := cfg.limits(end.MTU) // a limit whose burst is too small for this MTU is left out

@@ -26,7 +26,7 @@ func ifbNames(a cni.Attachment) []string {
 	return []string{"bwp" + cni.Digest(a.Network+a.ContainerID, 12), "bwp" + own, "bws" + own}
 }
 
-// isUnfinishedIFB reports whether l is an IFB of the network that an ADD of Hawser, which was killed, did not mark.
+// isUnfinishedIFB reports whether l is an IFB of the network without a mark: its ADD is in progress or was killed.
 func isUnfinishedIFB(l rtnl.Link, network string) bool {
 	return l.Kind == "ifb" && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }

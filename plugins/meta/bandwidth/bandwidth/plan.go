@@ -62,7 +62,7 @@ func (cfg config) limits(mtu int) (l limits, err error) {
 
 // withPeak returns the TBF with a peak rate of 10 Gbit/s. The kernel splits segments that are longer than the bucket of
 // the peak rate, so no packet waits behind a segment of 64 KiB. The bucket has room for the bytes that the TBF's rate
-// sends in a millisecond, but at least for one packet of the MTU. If it had room for 64 KiB, the TBF stays unchanged.
+// sends in a millisecond, but at least for one packet of the MTU. If that is 64 KiB or more, the TBF stays unchanged.
 func withPeak(t rtnl.TBF, mtu int) rtnl.TBF {
 	const peak, largest = 1_250_000_000, 64 << 10 // bytes/s, bytes
 	if segment := max(t.Rate/1000, uint64(mtu+frameHeader)); segment < largest {
@@ -77,8 +77,8 @@ func equalTBF(have, want rtnl.TBF) bool {
 	return have == want
 }
 
-// filter returns the filter for a link with this MTU, or nil without a limit. It returns an error (code 7) if the burst
-// is so small that no packet of the MTU's length would pass.
+// filter returns the filter for a link with this MTU, or nil without a limit. It returns code 7 if the burst is so
+// small that no packet of the MTU's length would pass, unless the rate is also below one such packet per second.
 func (l limit) filter(mtu int, literal bool) (*filter, error) {
 	if l.rate == 0 {
 		return nil, nil

@@ -1,5 +1,5 @@
-// Package bandwidth is the plugin bandwidth: it limits the rate at which a container receives (ingress) and sends
-// (egress). Configured rates are in bits per second and bursts in bits; the kernel and type rtnl.TBF use bytes.
+// Package bandwidth limits the rate at which a container receives (ingress) and sends (egress). Configured rates are in
+// bits per second and bursts in bits; the kernel and type rtnl.TBF use bytes.
 //
 // A link can shape only the packets that it sends. Usually this link is the host end of a veth pair: packets to the
 // container pass a token bucket filter (TBF) at the host end. The host end receives the container's own packets, so a
