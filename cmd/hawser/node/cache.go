@@ -29,7 +29,7 @@ func (n *Node) resultDirs() []string {
 	return []string{n.CacheDir + "/results", n.CacheDir + "/multus/results", n.CacheDir + "/cache/results"}
 }
 
-// readCache returns the attachments in libcni's cache, in the order of their files. damaged has the decoding errors.
+// readCache returns the attachments in libcni's cache, in the order of their files. damaged has the files' errors.
 func (n *Node) readCache() (all []*Attachment, damaged, err error) {
 	var errs []error
 	for _, dir := range n.resultDirs() {

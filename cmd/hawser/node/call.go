@@ -37,6 +37,7 @@ func (l List) Calls(command string, a *Attachment) (calls []Call) {
 	return calls
 }
 
+// Plugin returns the type of the called plugin.
 func (c Call) Plugin() string { return c.List.Plugins[c.Entry].Type }
 
 // Is reports whether the called plugin is one of the plugins, by cni.IsPlugin.
@@ -73,8 +74,8 @@ func repairContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // holds the lock under which DEL removes that record. The end of ctx does not interrupt it.
 func (n *Node) Reapply(ctx context.Context, c Call) error {
 	if c.Attachment.Reference {
-		return fmt.Errorf("%s: created by the reference plugin, which leaves no record, or being deleted; restart the "+
-			"container if it stays", c.Plugin())
+		return fmt.Errorf("%s: cannot be restored: the reference plugin, which keeps no record, created the "+
+			"attachment, or a DEL is in progress; restart the container if this persists", c.Plugin())
 	}
 	ctx, cancel := repairContext(ctx)
 	defer cancel()
@@ -82,8 +83,8 @@ func (n *Node) Reapply(ctx context.Context, c Call) error {
 }
 
 // FirstDrift returns the error of CHECK of the list's first plugin if c must wait until that error is repaired, and nil
-// otherwise. Only calls of chained plugins wait, and only while the host's routes to the container do not go through
-// its host end or the host end's master, because CHECK of c would then mistake the uplink for the container's link.
+// otherwise. Only calls of chained plugins wait, and only while the host's routes to the container bypass its host end
+// and the host end's master. CHECK of c would then mistake the uplink for the container's link.
 func (n *Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.Attachment.HostEnd())
@@ -250,8 +251,8 @@ func (c Call) conf() []byte {
 	return c.List.Conf(c.Entry, more)
 }
 
-// Detach calls DEL of the programs of a list for an attachment. DEL affects no other attachment. DetachRest removes
-// what they leave, so Detach returns only the errors of plugins that are not Hawser's.
+// Detach executes the plugins of a list for the DEL of an attachment. DEL affects no other attachment. DetachRest
+// removes what they leave, so Detach returns only the errors of plugins that are not Hawser's.
 func (n *Node) Detach(ctx context.Context, a *Attachment, list List) (err error) {
 	for i, c := range slices.Backward(list.Calls("DEL", a)) {
 		_, callErr := n.Run(ctx, c)

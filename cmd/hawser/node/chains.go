@@ -25,7 +25,7 @@ type BaseChain struct {
 	DropsAt  int           `json:"dropsAt,omitempty"` // number of the first rule that drops every packet, from 1; 0 = none
 	Family   nft.Family    `json:"-"`
 	Rules    []RuleSummary `json:"-"`
-	// isPartial is true if Rules has only the rules of this chain, without those of the chains to which they jump.
+	// isPartial is true if Rules has only the rules of this chain, without the rules of chains to which they jump.
 	isPartial bool
 }
 

@@ -67,7 +67,7 @@ func (n *Node) Lists() (lists []List, err error) {
 	return lists, errors.Join(errs...)
 }
 
-// CachedLists returns the lists with which attachments were made, without duplicates.
+// CachedLists returns the lists with which attachments were created, without duplicates.
 func CachedLists(cached []*Attachment) (lists []List) {
 	seen := map[string]bool{}
 	for _, c := range cached {

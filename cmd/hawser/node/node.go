@@ -117,8 +117,8 @@ func (a *Attachment) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// Attachments returns the attachments in libcni's cache and those for which a plugin has a holding, sorted by network,
-// container and interface. With an error it returns the attachments that could be read.
+// Attachments returns the attachments in libcni's cache and attachments for which a plugin has a holding, sorted by
+// network, container and interface. With an error it returns the attachments that could be read.
 func (n *Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	all, damaged, err := n.Read(ctx)
 	return all, errors.Join(damaged, err)
@@ -273,8 +273,8 @@ func (a *Attachment) findOrphan(isRemembered bool) {
 	}
 }
 
-// openNetns opens a container's namespace. The error also matches ns.ErrNotExist if a path in /proc leads to the host's
-// namespace, because the container's process has ended and its ID now belongs to a process of the host.
+// openNetns opens a container's namespace. The error also matches ns.ErrNotExist if a path in /proc points to the
+// host's namespace, because the container's process has ended and its ID now belongs to a process of the host.
 func openNetns(path string) (*ns.NS, error) {
 	netns, err := ns.Open(path)
 	if err != nil || !strings.HasPrefix(path, "/proc/") {
@@ -379,7 +379,7 @@ func (n *Node) separateProgram(lists []List) skel.Program {
 }
 
 // listSeparate executes the separate plugin, which lists its records without a query to the API server. It returns
-// nothing if the node has no such program, or no records at the default place.
+// nothing if the node has no such program, or no records in the default directory.
 func (n *Node) listSeparate(ctx context.Context, file string, req *skel.Request) (held []cni.Holding, err error) {
 	if _, statErr := os.Stat(separateDir); file == "" || req.Network == "" && statErr != nil {
 		return nil, nil // most nodes do not have it
@@ -397,6 +397,7 @@ func (n *Node) listSeparate(ctx context.Context, file string, req *skel.Request)
 	return held, nil
 }
 
+// Held returns the values of the holdings of a kind.
 func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {
 	for _, h := range a.Holdings {
 		if h.Kind == kind {
@@ -406,7 +407,7 @@ func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {
 	return values
 }
 
-// Ports returns the host ports that a plugin holds or, if there are none, those that the runtime requested, because
+// Ports returns the host ports that a plugin holds or, if there are none, the ports that the runtime requested, because
 // rules may have been flushed.
 func (a *Attachment) Ports() []string {
 	values := a.Held(cni.HeldPort)

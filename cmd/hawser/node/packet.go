@@ -16,7 +16,7 @@ import (
 type Packet struct {
 	Links       []rtnl.Link  // the host's interfaces to the containers; nil = unknown; Index 0 = not yet created
 	Uplink      rtnl.Link    // the host's interface on the other side; its name is empty if it is unknown
-	Inner       []rtnl.Link  // interfaces that do not lead to the other side: lo and other networks' bridges
+	Inner       []rtnl.Link  // interfaces to neither side: lo and other networks' bridges
 	Range       netip.Prefix // contains the containers' addresses
 	ToContainer bool
 	IsAnswer    bool   // belongs to a connection that exists
@@ -84,8 +84,8 @@ const (
 	statusDNAT    = 1 << 5  // IPS_DST_NAT
 )
 
-// match returns the share of the packets that meet the condition. For a condition about the state of connections it is
-// at most usually, because a connection has several states.
+// match returns the share of the packets that meet the condition. For a condition about the state of connections, the
+// share is at most usually, because a connection has several states.
 func (c condition) match(p *Packet) match {
 	switch c.field {
 	case inLink, outLink:
@@ -215,6 +215,7 @@ func (r *RuleSummary) match(p *Packet) match {
 	return m
 }
 
+// IsUnconditional reports whether the rule matches all packets.
 func (r *RuleSummary) IsUnconditional() bool { return len(r.conditions) == 0 }
 
 // DropsTo reports whether the rule drops packets to a network.

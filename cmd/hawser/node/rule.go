@@ -295,7 +295,7 @@ func (r *ruleReader) networkOf(key []byte) (v value, isKnown bool) {
 	return v, all != 0
 }
 
-// lastOf returns the last address of the network with the length of the prefix.
+// lastOf returns the last address of addr's network with this prefix length.
 func lastOf(addr netip.Addr, bits int) netip.Addr { return cni.LastOf(netip.PrefixFrom(addr, bits)) }
 
 func (r *ruleReader) readExtension(name string, info []byte) {

@@ -291,8 +291,8 @@ func (s *Survey) namespaceOf(a *Attachment) (inode uint64) {
 }
 
 // unclaimedNetns returns the inode of a namespace that may be the attachment's although no record names it, and the
-// reason: no other container is known to be in it, and it is active or cannot be read. The inode is 0 if no namespace
-// qualifies.
+// reason. No other container is known to be in the namespace, and it is active or cannot be read. The inode is 0 if no
+// namespace qualifies.
 func (s *Survey) unclaimedNetns(a *Attachment) (inode uint64, reason string) {
 	isOther := func(id string) bool { return id != a.ContainerID }
 	for inode, reason := range s.contents().active {
@@ -389,11 +389,11 @@ func (s *Survey) classifyRecorded(a *Attachment) (garbage, kept string) {
 	return "its network namespace no longer exists", ""
 }
 
-// classifyUnrecorded decides about an attachment whose namespace is unknown: its path leads to none, none has its
-// addresses, and no plugin recorded one, for example because reference plugins created the attachment. The container
-// may have changed its addresses, so any namespace may be its own. That is impossible if the interface had a host end:
-// the host end no longer exists here, and it is only removed together with its peer. It is irrelevant for a loopback,
-// because DEL of a loopback without a namespace removes nothing.
+// classifyUnrecorded decides about an attachment whose namespace is unknown: its path points to no namespace, no
+// namespace has its addresses, and no plugin recorded one, for example because reference plugins created the
+// attachment. The container may have changed its addresses, so any namespace may be its own. That is impossible if the
+// interface had a host end: the host end no longer exists here, and it is only removed together with its peer. It is
+// irrelevant for a loopback, because DEL of a loopback without a namespace removes nothing.
 func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
 	if a.HostEnd() == "" && !a.isOfEarlierBoot() && !a.IsLoopback() {
 		if other, reason := s.unclaimedNetns(a); other != 0 {
@@ -445,6 +445,7 @@ func (s *Survey) isUsed(a *Attachment) bool {
 	return m.mac != "" && s.namespaces[s.contents().marks[m]].isUsed
 }
 
+// FirstWord returns the text before the first space.
 func FirstWord(text string) string {
 	word, _, _ := strings.Cut(text, " ")
 	return word
