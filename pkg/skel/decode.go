@@ -17,7 +17,7 @@ import (
 
 const (
 	confMax    = 4 << 20  // largest size of a configuration, in bytes
-	lenientMax = 64 << 20 // limit for DEL and GC, because an earlier release may have accepted a larger one
+	lenientMax = 64 << 20 // limit for DEL and GC, because an earlier release may have accepted a larger configuration
 )
 
 // checkEnvironment returns an error (code 4) with all variables that command needs and that are missing or invalid.
