@@ -18,7 +18,7 @@ func Describe(l rtnl.Link) cni.Interface {
 
 // IsMACSet reports whether a program has set the MAC address of a host link. Otherwise, a bridge has the address of a
 // port, and a VLAN has the address of its master. The error matches fs.ErrNotExist if /sys shows another network
-// namespace, as with RootlessKit's detached one.
+// namespace, as with RootlessKit's detached namespace.
 func IsMACSet(link rtnl.Link) (bool, error) {
 	for attribute, want := range map[string]string{"ifindex": strconv.Itoa(link.Index), "address": link.MAC.String()} {
 		value, err := sysctl.LinkAttribute(link.Name, attribute)
