@@ -9,8 +9,8 @@
 // confirms them from the host's namespace.
 //
 // An error names the object, wraps the kernel's errno, and has the kernel's explanation if there is one. It matches
-// ErrNoLink if a link does not exist. Functions that create an object return an error that matches EEXIST if it exists,
-// unless their comments say otherwise. Deletion of an object that does not exist is not an error.
+// ErrNoLink if a link does not exist. Functions that create an object return an error that matches EEXIST if the object
+// exists, unless their comments say otherwise. Deletion of an object that does not exist is not an error.
 //
 // If the kernel can look up one object or filter a list, the package does not dump. The cost of Links, LinkSummaries,
 // VLANs, TBFs, EachAddr, Rules, RuleCopies and RouteCopies grows with the number of all such objects of the namespace.

@@ -19,7 +19,7 @@ type NewLink struct {
 	Name   string
 	Kind   string           // "bridge", "veth", "netkit", "macvlan", "ipvlan", "vlan", "vrf", "ifb" or "dummy"
 	Master int              // link below a macvlan, ipvlan or vlan, as an index in the Conn's namespace
-	MAC    net.HardwareAddr // nil = random, or the master's; without one, a bridge's address changes with its ports
+	MAC    net.HardwareAddr // nil = random, or the master's; for a bridge, an address that changes with its ports
 	MTU    int              // 0 = the kernel's choice, or the master's
 	Group  uint32
 	NS     *ns.NS // namespace of the new link; nil = the Conn's

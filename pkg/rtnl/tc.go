@@ -154,7 +154,7 @@ type Exempt struct {
 }
 
 // Redirect redirects all packets at a hook of a link, except the exempt ones, to the link with the index to, which
-// sends them. The first link must have the qdisc of the hook.
+// sends them. The link with the hook must have the hook's qdisc.
 func (c *Conn) Redirect(index int, hook uint32, to int, exempt ...Exempt) error {
 	f := &netlink.U32{RedirIndex: to, ClassId: netlink.MakeHandle(1, 1), FilterAttrs: redirection(index, hook)}
 	for _, e := range exempt {
