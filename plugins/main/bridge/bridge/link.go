@@ -220,7 +220,7 @@ func (b *bridgeCall) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
 }
 
 // pinMAC sets the MAC address of a gateway interface to its current address, unless it was set before. Linux gives a
-// bridge whose address was not set the lowest address of its ports, and changes it when that port is removed.
+// bridge whose address was not set the lowest address of its ports, and another address when that port is removed.
 // Containers would then lose their gateway until their neighbor entries expire. A bridge that has lost all its ports
 // has the zero address, and gets a random one.
 func (b *bridgeCall) pinMAC(l rtnl.Link) error {
