@@ -176,8 +176,8 @@ func (c call) verify(ctx context.Context, want *record) error {
 	return errors.Join(append(errs, c.verifyNFTables(&r))...)
 }
 
-// ipvsLink is the link with the addresses of all services in kube-proxy's ipvs mode. They are local addresses, and only
-// rules in iptables keep host ports from applying to them.
+// ipvsLink is the link with the addresses of all services in kube-proxy's ipvs mode. These addresses are local, so host
+// ports apply to them unless rules in iptables prevent it.
 const ipvsLink = "kube-ipvs0"
 
 // chooseBackend returns the configured backend. By default it returns iptables if kube-proxy runs in ipvs mode,

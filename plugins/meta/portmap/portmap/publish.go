@@ -269,8 +269,9 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 	return nil
 }
 
-// resolveOwner decides about an owner of wanted ports. A stale owner loses its ports. If the owner is another
-// attachment of the same container, it keeps them, and they are added to Skipped in p.r. Otherwise ADD fails.
+// resolveOwner decides about an owner of wanted ports. A stale owner loses its ports. Another attachment of the same
+// container keeps its ports, and the wanted ports that conflict with them are added to Skipped in p.r. Otherwise ADD
+// fails.
 func (p *publication) resolveOwner(ctx context.Context, o *record) error {
 	wanted, port := p.call.conflicts(p.r.hostPorts(), o.hostPorts())
 	if len(wanted) == 0 {
