@@ -13,7 +13,7 @@ import (
 
 const adminOverrides = "admin overrides" // reference plugin's comment on rules that jump to administrators' chains
 
-// adminRules returns the jumps from FORWARD to CNI-FORWARD and from there to the administrator's chain. A missing one
+// adminRules returns the jumps from FORWARD to CNI-FORWARD and from there to the administrator's chain. A missing jump
 // is inserted at the beginning of its chain.
 func adminRules(admin string) []ipt.Rule {
 	return []ipt.Rule{adminJump(admin), commentedRule(forwardHook, "", "rules", cniForward)}
