@@ -116,8 +116,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	return errors.Join(c.removeLimits(rtnl.Link{}), records().Drop(ctx, c.Req.Hash()))
 }
 
-// gc removes the IFBs of attachments that are not valid, the filters of the host ends that redirect to them, and the
-// limits in containers, which have records. A host end without an IFB is left to the GC of its main plugin.
+// gc removes the IFBs of attachments that are not valid, the limits of the host ends that redirect to these IFBs, and
+// the limits in containers, which have records. A host end without an IFB is left to the GC of its main plugin.
 func gc(ctx context.Context, req *skel.Request) error {
 	c := openCall(req)
 	links, err := c.Host.Links()

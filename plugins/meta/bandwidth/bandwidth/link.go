@@ -151,8 +151,8 @@ func (c *call) replaceLimits(end rtnl.Link, l limits) ([]rtnl.Link, error) {
 	return c.addLimits(end, l)
 }
 
-// addLimits adds the filters, an IFB for received packets, and another IFB for sent packets if some are exempt. The
-// error matches EEXIST if the link already has a qdisc or an IFB exists.
+// addLimits adds the TBFs, an IFB for received packets, and another IFB for sent packets if some are exempt. The error
+// matches EEXIST if the link already has a qdisc or an IFB exists.
 func (c *call) addLimits(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
 	redirects, sent, addQdisc := c.redirectsFor(end, l)
 	own := ifbNames(c.Req.Attachment)
@@ -173,7 +173,7 @@ func (c *call) addLimits(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) 
 	if len(ifbs) > 0 {
 		err = addQdisc(end.Index)
 	}
-	if errors.Is(err, unix.EEXIST) { // another program's qdisc: with our IFBs, removeLimits would treat it as ours
+	if errors.Is(err, unix.EEXIST) { // another program's qdisc, which removeLimits would delete if the IFBs stayed
 		errs := []error{err}
 		for _, ifb := range ifbs {
 			errs = append(errs, c.conn.DelLink(ifb.Index))
@@ -307,7 +307,7 @@ func (c *call) markIFB(ifb rtnl.Link, name string) (rtnl.Link, error) {
 	return ifb, c.conn.SetLink(ifb.Index, change)
 }
 
-// removeLimits removes the filters of the link and the IFBs of the attachment. If the link is the zero Link, the link
+// removeLimits removes the limits of the link and the IFBs of the attachment. If the link is the zero Link, the link
 // that redirects to an IFB of the attachment takes its place. An unmarked IFB, left by the reference plugin or by a
 // killed ADD, may belong to another interface of the container. In that case, another host end redirects to the IFB,
 // and removeLimits does not delete it.
@@ -383,9 +383,9 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 	hooks, err := c.ingressHooks(end)
 	errs = append(errs, err)
 	isOurs := func(r rtnl.Redirection) bool { return r.Target == 0 || slices.Contains(ifbs, r.Target) }
-	var ours []uint32   // hooks whose first redirection is ours
+	var ours []uint32   // hooks whose first redirection belongs to the attachment
 	var all, others int // numbers of all filters, and of other programs' filters
-	hasExempt := false  // our hooks exempt networks
+	hasExempt := false  // the attachment's hooks exempt networks
 	for _, hook := range hooks {
 		list, err := c.conn.Redirects(end, hook)
 		if err != nil {
