@@ -150,8 +150,8 @@ func addRoute(c *rtnl.Conn, index int, r route) error {
 	err := c.AddRoute(r.Route)
 	switch {
 	case r.GW.IsValid() && (errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)):
-		return cni.Errorf(cni.CodeConfig, "ipam: gateway %s of route %s is in no subnet of the interface; correct the "+
-			"gateway, or add an on-link route to it", r.GW, r.Dst)
+		return cni.Errorf(cni.CodeConfig, "ipam: gateway %s of route %s cannot be reached through the interface; "+
+			"correct the gateway, or add an on-link route to it", r.GW, r.Dst)
 	case !errors.Is(err, unix.EEXIST):
 		return err
 	}

@@ -230,7 +230,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			"routes":[{"dst":"0.0.0.0/0"}]}`)
 		add := Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path, Conf: conf()}
 		Expect(w.Fails(add, cni.CodeConfig)).To(HavePrefix(
-			"ipam: gateway 10.9.0.1 of route 0.0.0.0/0 is in no subnet of the interface"))
+			"ipam: gateway 10.9.0.1 of route 0.0.0.0/0 cannot be reached through the interface"))
 		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.9.0.1"}],
 			"routes":[{"dst":"10.9.0.1/32","scope":253},{"dst":"0.0.0.0/0"}]}`)
 		Expect(IP(w.Attach("one", conf()).Host, "route show default")).To(ContainSubstring("via 10.9.0.1"))
