@@ -208,12 +208,12 @@ func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 		"no longer reach it; choose a subnet that the node does not use", gateway, router)
 }
 
-// Flush removes the addresses from a container's interface, except the link-local addresses, which are the kernel's.
+// Flush removes the addresses from a container's interface, except IPv6 link-local addresses, which the kernel added.
 func Flush(cont *rtnl.Conn, end rtnl.Link) error {
 	addrs, err := cont.Addrs(end.Index)
 	errs := []error{err}
 	for _, a := range addrs {
-		if !a.Prefix.Addr().IsLinkLocalUnicast() {
+		if a.Prefix.Addr().Is4() || !a.Prefix.Addr().IsLinkLocalUnicast() {
 			errs = append(errs, cont.DelAddr(end.Index, a.Prefix))
 		}
 	}
