@@ -47,7 +47,7 @@ fi
 	go build -trimpath -ldflags '-s -w' -o "$work/empty/bridge" ./bench/empty)
 
 first=${args[1]#*=}
-for program in "$plugins"/*; do # programs that both have
+for program in "$plugins"/*; do # only those that the first peer also has
 	name=${program##*/}
 	[ ! -f "$program" ] || [ ! -f "$first/$name" ] || strip -o "$work/stripped/$name" "$first/$name"
 done

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=$#
+named=$#
 [ $# -gt 0 ] || set -- busybox-static conntrack containernetworking-plugins dbus-daemon dnsmasq-base firewalld \
 	iproute2 iptables iputils-ping jq kea-dhcp6-server netcat-openbsd nftables procps radvd shellcheck socat tcpdump util-linux
 missing=()
@@ -12,7 +12,7 @@ for package; do
 	[ "$(dpkg-query -Wf '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
 done
 promtool=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/promtool
-if [ "$all" = 0 ] && [ ! -x "$promtool" ] && ! command -v promtool >/dev/null; then
+if [ "$named" = 0 ] && [ ! -x "$promtool" ] && ! command -v promtool >/dev/null; then
 	missing+=(prometheus) # only promtool is extracted: the package starts a daemon
 fi
 [ ${#missing[@]} -gt 0 ] || exit 0

@@ -1,6 +1,6 @@
 #!/bin/bash
-# install.sh: installs bin/hawser and its links into $DESTDIR$PREFIX (default /opt/cni/bin) with "hawser install", whose
-# options can be set in the environment (HAWSER_LINKS). SEPARATE=1 installs a separate program for each plugin instead.
+# install.sh: installs bin/hawser and its links into $DESTDIR$PREFIX (default /opt/cni/bin) with "hawser install", which
+# reads its options from the environment (HAWSER_LINKS). SEPARATE=1 installs a separate program for each plugin instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# reference-suite.sh [PLUGIN...]: runs the reference's own tests of the named plugins (bridge and host-device) on
-# programs instead of on the functions that the tests call. Prints how many cases pass with the reference's program and
+# reference-suite.sh [PLUGIN...]: runs the reference's own tests of the named plugins (bridge and host-device) with
+# programs in place of the functions that the tests call. Prints how many cases pass with the reference's program and
 # with Hawser's, and each case that fails only with Hawser's; docs/compat.md and docs/differences.md explain these
 # cases. Needs root. Cases of VLANs, VRFs and dummy devices may need scripts/test-vm.sh scripts/reference-suite.sh.
 #
@@ -93,8 +93,8 @@ prebuild() {
 	done
 }
 
-# list_failures PLUGIN DIR prints, sorted, the cases that fail with the programs in DIR. It writes the number of cases
-# that pass to stderr.
+# list_failures PLUGIN DIR prints, sorted, the cases that fail with the programs in DIR. It writes the numbers of
+# passed and failed cases to stderr.
 list_failures() {
 	local out
 	# shellcheck disable=SC2016 # for the inner shell

@@ -1,6 +1,6 @@
 #!/bin/bash
 # reliability.sh: runs all cases of which make test-all runs samples, and prints the figures: every kill and error in
-# every scenario, load, containers, random plugin lists, and 50 losses of power. Needs root; takes some hours.
+# every scenario, load, many containers, random plugin lists, and 50 losses of power. Needs root, and takes hours.
 #
 # Environment:
 #   HAWSER_LOAD    duration of the load (1m)

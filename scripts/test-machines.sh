@@ -1,7 +1,7 @@
 #!/bin/bash
 # test-machines.sh [DIR...]: runs test.sh with the same arguments on three new Debian systems that are set up
 # differently, because no result may depend on a machine's packages, accounts or settings. Each system is a directory of
-# 1 GB in the user's cache that becomes the root directory. Needs root; all packages take hours.
+# 1 GB in the user's cache that becomes the root directory. Needs root. Without DIR, it takes hours.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 machines=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/machines

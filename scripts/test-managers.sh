@@ -22,7 +22,7 @@ unpack() (
 	"${download[@]}" || { "$retry" apt-get -qq update; "$retry" "${download[@]}"; }
 	for package in *.deb; do dpkg -x "$package" ..; done
 	cd ..
-	for dir in bin lib; do # links to the directories in /usr on this machine
+	for dir in bin lib; do # on this machine, links to the directories in /usr
 		cp -a "$dir/." "usr/$dir/"
 		rm -r "$dir"
 	done

@@ -1,8 +1,8 @@
 #!/bin/bash
 # test-packages.sh [DEB [RPM]]: tests the Debian package on new Debian 12 and 13 systems, and the RPM in an empty root
 # directory. Without arguments, it tests the packages that "make release" writes to dist/. Each package is installed
-# once over the package of Hawser 0.1.0 and once without it, attaches and detaches a container, and must leave nothing
-# when it is removed (and purged). The Debian systems are directories of 300 MB in the user's cache that become the root
+# once over the package of Hawser 0.1.0 and once without it. Its plugins attach and detach a container, and its removal
+# (and purge) must leave nothing. The Debian systems are directories of 300 MB in the user's cache that become the root
 # directory in namespaces. Needs root.
 set -euo pipefail
 
@@ -21,7 +21,7 @@ call() {
 # quietly COMMAND... runs a command and prints its output only if it fails.
 quietly() { "$@" >"$state/log" 2>&1 || fail "$*: $(cat "$state/log")"; }
 
-# "rpm NEW OLD" tests two packages and runs in namespaces.
+# "rpm NEW OLD" tests the RPM NEW, as an upgrade of OLD and without OLD, in namespaces.
 if [ "${1:-}" = rpm ]; then
 	new=$2 old=$3 step=start system="RPM root" root=/mnt state=/run/state
 	for dir in /mnt /run /var/lib; do
@@ -59,7 +59,7 @@ if [ "${1:-}" = rpm ]; then
 	exit
 fi
 
-# "inside NEW OLD" tests two packages and runs in a Debian system.
+# "inside NEW OLD" tests the Debian package NEW, as an upgrade of OLD and without OLD, in a Debian system.
 if [ "${1:-}" = inside ]; then
 	new=$2 old=$3 step=start root="" state=/tmp
 	system=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)

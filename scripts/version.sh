@@ -1,6 +1,6 @@
 #!/bin/bash
-# version.sh: prints the version of this tree: the tag, after it also the number of commits since and the commit;
-# without a tag, VERSION and the commit; without git history, VERSION.
+# version.sh: prints the version of this tree: the tag, followed by the commit and the number of commits since the tag
+# if there are any. Without a tag, it prints VERSION and the commit; without git history, VERSION.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

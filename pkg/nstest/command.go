@@ -196,7 +196,7 @@ func FailCall(number uint32, errno unix.Errno, args ...Arg) {
 	ginkgo.GinkgoHelper()
 	var err error
 	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" || binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
-		err = errors.New("the filter knows amd64 and arm64")
+		err = errors.New("only amd64 and arm64 are supported")
 	}
 	NeedOK("a seccomp filter", err)
 	// Offsets in struct seccomp_data, with the required values.

@@ -1,4 +1,4 @@
 package nstest
 
-// Disinherit is what a new namespace begins with.
+// Disinherit gives a network namespace the kernel's settings, as each new one gets them.
 var Disinherit = disinherit

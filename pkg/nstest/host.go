@@ -22,12 +22,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is a network namespace, and for one made by [NewHost] also a mount
-// namespace, in which a spec works. It lives until the end of the spec.
+// Host is a network namespace in which a spec works. If [NewHost] created it, it is also a mount namespace. It exists
+// until the end of the spec.
 type Host struct {
 	// Name is the namespace's name for ip-netns(8).
 	Name string
-	// Path is where the network namespace is pinned, as CNI_NETNS would name it.
+	// Path is the file on which the network namespace is pinned, for CNI_NETNS.
 	Path string
 
 	mounts *os.File // nil: the test process's own mount namespace
@@ -65,7 +65,7 @@ func create(machine bool) *Host {
 		err <- h.unshare(machine)
 	}()
 	if err := <-err; err != nil {
-		ginkgo.Fail("make " + name + ": " + err.Error())
+		ginkgo.Fail("create " + name + ": " + err.Error())
 	}
 	ginkgo.DeferCleanup(h.unpin)
 	return h
@@ -122,8 +122,8 @@ func loopbackUp() error {
 	return nil
 }
 
-// machineMounts gives the calling thread's mount namespace the directories in
-// which plugins and their helpers keep state.
+// machineMounts mounts the directories in which plugins and their helpers keep state, in the mount namespace of the
+// calling thread.
 func machineMounts() error {
 	pins, err := unix.Open(netnsDir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -134,7 +134,7 @@ func machineMounts() error {
 		if err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV); err != nil {
 			return err
 		}
-		if err := os.Chmod(dir, 0o755); err != nil { // a tmpfs is for all users; these two are not
+		if err := os.Chmod(dir, 0o755); err != nil { // all users may write to a new tmpfs
 			return err
 		}
 	}
@@ -195,7 +195,7 @@ func (h *Host) enter() error {
 }
 
 func (h *Host) enterMounts() error {
-	// setns takes the working directory to the namespace's root, which a chroot's is not.
+	// setns moves the working directory to the namespace's root, which is outside a chroot.
 	wd, err := os.Getwd()
 	if err != nil {
 		return err
@@ -221,9 +221,9 @@ func (h *Host) unpin() error {
 		_ = h.mounts.Close()
 		_ = h.root.Close()
 	}
-	// Not Path: a spec may have set that to something else, which would be removed.
+	// Not Path, which a spec may have changed to a file that must stay.
 	pin := filepath.Join(netnsDir, h.Name)
-	// EINVAL: the spec itself has unmounted it.
+	// EINVAL means that the spec has already unmounted it.
 	err := unix.Unmount(pin, unix.MNT_DETACH)
 	if err != nil && err != unix.EINVAL && err != unix.ENOENT {
 		return fmt.Errorf("unpin %s: %w", pin, err)
@@ -234,7 +234,7 @@ func (h *Host) unpin() error {
 	return nil
 }
 
-// AtOnce calls do with 0 to n-1, each in a goroutine of its own, and waits for all.
+// AtOnce calls do with 0 to n-1, each in its own goroutine, and waits for all.
 func AtOnce(n int, do func(i int)) {
 	ginkgo.GinkgoHelper()
 	var all sync.WaitGroup
@@ -272,7 +272,7 @@ func DeadlineWhen(done func() bool) context.Context {
 	stop := make(chan struct{})
 	ginkgo.DeferCleanup(func() {
 		close(stop)
-		<-d.over // done may look at what is removed next
+		<-d.over // done may use files that are removed next
 	})
 	go func() {
 		defer close(d.over)
@@ -297,7 +297,7 @@ type End struct {
 	Addrs []string
 }
 
-// Wire connects two Hosts by a veth pair, with both ends up and their addresses usable at once.
+// Wire connects two Hosts by a veth pair, with both ends up and their addresses immediately usable.
 func Wire(a, b End) {
 	ginkgo.GinkgoHelper()
 	// In two new namespaces both ends of a veth would get the same index. The kernel mistakes such a veth for a link
@@ -311,7 +311,7 @@ func Wire(a, b End) {
 		var lines []string
 		for _, addr := range e.Addrs {
 			line := "addr add " + addr + " dev " + e.Name
-			if strings.Contains(addr, ":") { // else it is tentative for a moment all the same
+			if strings.Contains(addr, ":") { // otherwise it is still tentative for a moment
 				line += " nodad"
 				if !HasIPv6() {
 					continue
@@ -334,7 +334,7 @@ func HasIPv6() bool {
 	return err == nil
 }
 
-// settle waits until the link has its carrier and the resulting address and routes of the kernel, shortly after the
+// settle waits until the link has its carrier, and the address and routes that the kernel then adds, shortly after the
 // other end is up.
 func (e End) settle() {
 	ginkgo.GinkgoHelper()
@@ -464,7 +464,7 @@ const etherType = 0x88b5
 // Broadcast is the address of all stations.
 var Broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// Wiretap sends and receives frames on an interface. Those that it receives have the type for experiments.
+// Wiretap sends and receives frames on an interface. It receives only frames with the type for experiments.
 type Wiretap struct {
 	MAC net.HardwareAddr // of the interface
 

@@ -106,7 +106,7 @@ func hideEtc() (err error) {
 	for name, text := range etc() {
 		err = errors.Join(err, os.WriteFile("/run/etc/"+name, []byte(text), 0o644))
 	}
-	for _, program := range []string{"iptables", "ip6tables"} { // of the variant that is usual
+	for _, program := range []string{"iptables", "ip6tables"} { // of the usual variant
 		for _, suffix := range []string{"", "-restore", "-save"} {
 			target := "/usr/sbin/" + program + "-nft" + suffix
 			if _, failed := os.Stat(target); failed == nil {

@@ -1,16 +1,16 @@
-// Package nstest runs specs in network namespaces of their own, as root or as
-// an ordinary user, without touching the machine they run on.
+// Package nstest runs specs in their own network namespaces, as root or as an ordinary user, without touching the
+// machine on which they run.
 //
-// A test package hands its TestMain to [Main], makes namespaces with [NewHost] and [NewNetns], works in them
-// through [Host.Do] and [Host.Cmd], and names with [Need] the features of the kernel that a spec requires. Specs
-// whose feature some kernels lack carry Label("kernel"), so that another kernel can run only these.
+// The TestMain of a test package calls [Main]. Its specs create namespaces with [NewHost] and [NewNetns], work in them
+// with [Host.Do] and [Host.Cmd], and name with [Need] the features of the kernel that they require. Specs whose feature
+// some kernels lack carry Label("kernel"), so that another kernel can run only these.
 //
 // The environment of a run:
 //
 //	NSTEST_REQUIRE=1    a skip is a failure, except in specs labeled "kernel"
 //	NSTEST_REQUIRE=all  a skip is a failure
-//	NSTEST_SKIPLOG      file that gets one line for each skipped spec
-//	NSTEST_QUICK=1      leaves out the specs labeled "slow" ([Quick])
+//	NSTEST_SKIPLOG      file to which a line is added for each skipped spec
+//	NSTEST_QUICK=1      omits the specs labeled "slow" ([Quick])
 //	NSTEST_SLOWNESS     factor by which the machine is slower than usual ([Patience])
 //	NSTEST_PROGRAMS=1   runs the built plugins where specs call them in their own process
 //	HAWSER_BIN          directory of built plugins; without it [Build] compiles them
@@ -44,14 +44,14 @@ const (
 
 	stageInit   = "init"   // PID 1 of the new namespaces: mounts, starts the tests, reaps
 	stageInside = "inside" // the tests themselves
-	// A fuzz worker that confine has started again.
+	// A fuzz worker that confine has executed again.
 	stageConfined = "confined"
 )
 
-// run is what one test process knows about its surroundings.
+// run has the properties of this test process.
 var run = struct {
-	unavailable string // why no namespaces can be made here; empty when they can
-	workDir     string // removed when the run is over
+	unavailable string // why namespaces cannot be created; empty if they can
+	workDir     string // removed at the end of the run
 }{unavailable: noMain}
 
 const noMain = "this package's TestMain does not call nstest.Main"
@@ -61,11 +61,11 @@ const noMain = "this package's TestMain does not call nstest.Main"
 func init() { runtime.LockOSThread() }
 
 // Main runs the tests of a package in new mount, PID, IPC, UTS and network namespaces (and a new user namespace
-// with mapped root where we have no CAP_SYS_ADMIN), with an own /proc, an empty /run and none of the machine's settings
-// (machine.go), and exits. Where the kernel refuses that, the tests run in place and every spec that asks for a
-// namespace skips with the kernel's error. The workers of a fuzz target cannot write files either.
+// with mapped root without CAP_SYS_ADMIN), with their own /proc, an empty /run and none of the machine's settings
+// (machine.go), and exits. If the kernel refuses that, the tests run in place, and each spec that creates a namespace
+// skips with the kernel's error. The workers of a fuzz target also cannot write files.
 func Main(m *testing.M) {
-	runtime.SetDefaultGOMAXPROCS() // package skel, if it is tested, leaves one
+	runtime.SetDefaultGOMAXPROCS() // package skel sets 1
 	switch os.Getenv(stageEnv) {
 	case stageInit:
 		os.Exit(initMain())
@@ -97,20 +97,20 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// collectRarely makes the garbage collector run less often while the heap is small. It takes a fifth of the processor
-// time otherwise.
+// collectRarely makes the garbage collector run less often while the heap is small. Otherwise it takes a fifth of the
+// processor time.
 func collectRarely() {
 	debug.SetGCPercent(1000)
 	debug.SetMemoryLimit(256 << 20)
 }
 
-// setPatience sets how long and how often Eventually asks. Most questions start a process.
+// setPatience sets the timeout and the interval of Eventually. Most of its checks start a process.
 func setPatience() {
 	gomega.SetDefaultEventuallyTimeout(Patience(Hang))
 	gomega.SetDefaultEventuallyPollingInterval(30 * time.Millisecond)
 }
 
-// RunSpecs runs the specs of a package as its only test. In a [Quick] run it leaves out the specs labeled "slow".
+// RunSpecs runs the specs of a package as its only test. In a [Quick] run it omits the specs labeled "slow".
 func RunSpecs(t *testing.T, name string) {
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()
@@ -120,8 +120,8 @@ func RunSpecs(t *testing.T, name string) {
 	ginkgo.RunSpecs(t, name, suite, reporter)
 }
 
-// Quick reports whether this run proves each promise of docs/contract.md once and leaves the further proofs to
-// make test-all. Suites that play samples of many cases play fewer of them.
+// Quick reports whether this run proves each promise of docs/contract.md once and leaves further proofs to
+// make test-all. Suites that sample many cases take smaller samples.
 func Quick() bool { return os.Getenv("NSTEST_QUICK") != "" }
 
 // quickFilter returns the label filter that adds to filter, which may be empty, the condition "not slow".
@@ -173,10 +173,10 @@ func reexec(dir string) (int, error) {
 		return 0, fmt.Errorf("new namespaces: %w", err)
 	}
 	defer forwardSignals(cmd.Process.Pid)()
-	told, _ := io.ReadAll(report)
+	state, _ := io.ReadAll(report)
 	err = cmd.Wait()
-	if string(told) != "ok" {
-		return 0, fmt.Errorf("new namespaces: %s", told)
+	if string(state) != "ok" {
+		return 0, fmt.Errorf("new namespaces: %s", state)
 	}
 	return exitCode(cmd.ProcessState.Sys().(syscall.WaitStatus)), ignoreExit(err)
 }
@@ -246,8 +246,8 @@ func ignoreExit(err error) error {
 	return err
 }
 
-// netnsDir is where namespaces are pinned: the directory of ip-netns(8). It is a
-// shared mount, so that a pin made anywhere is seen in every Host.
+// netnsDir is the directory of ip-netns(8), in which namespaces are pinned. It is a shared mount, so that each Host
+// sees all pins.
 const netnsDir = "/run/netns"
 
 // initMain is PID 1 of the new namespaces. It tells the parent on descriptor 3 whether they are usable, runs
@@ -255,7 +255,7 @@ const netnsDir = "/run/netns"
 func initMain() int {
 	report := os.NewFile(3, "report")
 	unix.CloseOnExec(3)
-	self, err := os.Executable() // by the mounts before setUp, which replaces those of a chroot
+	self, err := os.Executable() // before setUp, which replaces the mounts of a chroot
 	if err == nil {
 		err = setUp()
 	}
@@ -337,11 +337,11 @@ func setUp() error {
 	return unix.Unshare(unix.CLONE_NEWNET)
 }
 
-// deepest is how far below the namespace's root a chroot may be: a path has 4096 bytes.
+// deepest is the maximum depth of a chroot below the namespace's root, because a path has at most 4096 bytes.
 const deepest = 2048
 
-// detachMounts keeps the mounts of a new mount namespace from the machine's. In a chroot,
-// / need not be a mount point: it becomes one then, below a mount that is private already.
+// detachMounts makes the mounts of a new mount namespace private. If / is not a mount point, as in some chroots, it
+// becomes one, below a mount that is already private.
 func detachMounts() error {
 	err := mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE)
 	if !errors.Is(err, unix.EINVAL) {
@@ -379,7 +379,7 @@ func isFuzzWorker() bool {
 	})
 }
 
-// confine executes this program again in network and mount namespaces of its own, where no input can make a plugin
+// confine executes this program again in its own network and mount namespaces, where no input can make a plugin
 // change a file. Only the sysctls of the network namespace and directories in memory are writable. confine returns only
 // if it fails.
 func confine() error {

@@ -41,7 +41,7 @@ func build(plugin string) (string, error) {
 	if dir := os.Getenv("HAWSER_BIN"); dir != "" && plugin != "cni-conformance" {
 		path := filepath.Join(dir, plugin)
 		_, err := os.Stat(path)
-		if err != nil && plugin == "hawser" { // the directory has plugins alone, all of them this program
+		if err != nil && plugin == "hawser" { // the directory has only plugins, all of them links to this program
 			path = filepath.Join(dir, "..", plugin)
 			_, err = os.Stat(path)
 		}
@@ -169,7 +169,7 @@ func Before() Reference { return cached(before) }
 func cached(version string) Reference {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		cache = err.Error() // is no directory, and says why
+		cache = err.Error() // not a directory: its name is the reason
 	}
 	return Reference{"the reference " + version, filepath.Join(cache, "hawser", "reference-"+version),
 		"scripts/reference.sh"}
@@ -356,8 +356,8 @@ func Patience(d time.Duration) time.Duration {
 	return d
 }
 
-// UseVariant makes "iptables" and the related programs those of a variant, "nft" or "legacy", until the end of the
-// spec.
+// UseVariant makes the names "iptables", "ip6tables" and so on mean the programs of a variant, "nft" or "legacy", until
+// the end of the spec.
 func UseVariant(variant string) {
 	ginkgo.GinkgoHelper()
 	Need("iptables-" + variant)
@@ -371,8 +371,8 @@ func UseVariant(variant string) {
 	ginkgo.GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// Variant labels specs that run on each variant of iptables. Those on legacy are slow, because the plugins write the
-// same rules on both.
+// Variant labels specs that run on each variant of iptables. Specs on legacy are labeled "slow", because the plugins
+// write the same rules on both variants.
 func Variant(variant string) ginkgo.Labels {
 	if variant == "legacy" {
 		return ginkgo.Label("slow")

@@ -12,7 +12,7 @@ import (
 )
 
 var _ = Describe("Main", func() {
-	It("runs the tests away from the machine's namespaces, with an own /proc and an empty /run", func() {
+	It("runs the tests away from the machine's namespaces, with their own /proc and an empty /run", func() {
 		nstest.NewHost()
 		Expect(os.Geteuid()).To(Equal(0))
 		Expect(os.Getppid()).To(Equal(1), "an init that reaps orphans")
@@ -61,7 +61,7 @@ var _ = Describe("Main", func() {
 		Expect(out.Stdout).To(ContainSubstring("1 Passed"))
 	})
 
-	DescribeTable("leaves out the specs labelled slow in a quick run", func(filter, want string) {
+	DescribeTable("omits the specs labeled slow in a quick run", func(filter, want string) {
 		host := nstest.NewHost()
 		out := host.Run(nstest.Program{Path: nstest.Must(os.Executable()),
 			Args: []string{"-ginkgo.dry-run", "-ginkgo.focus", "in a chroot", "-ginkgo.label-filter", filter},
@@ -69,11 +69,11 @@ var _ = Describe("Main", func() {
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 		Expect(out.Stdout).To(ContainSubstring(want))
 	},
-		Entry("without a filter", "", "1 Passed"), Entry("with one", "slow || !other", "1 Passed"),
-		Entry("with one for slow specs", "slow", "0 Passed"))
+		Entry("without a filter", "", "1 Passed"), Entry("with a filter", "slow || !other", "1 Passed"),
+		Entry("with a filter for slow specs", "slow", "0 Passed"))
 
-	DescribeTable("runs them in a chroot, too, and mounts nothing outside", func(root string) {
-		nstest.Need("realroot") // no user namespace is made in a chroot
+	DescribeTable("also runs the tests in a chroot, and mounts nothing outside", func(root string) {
+		nstest.Need("realroot") // the kernel creates no user namespace in a chroot
 		self := nstest.Must(os.Executable())
 		host := nstest.NewHost()
 		sh := func(script string) string { return host.Cmd("sh", "-ec", script) }
@@ -83,7 +83,7 @@ var _ = Describe("Main", func() {
 			for d in bin sbin lib lib64; do ln -s usr/$d $d; done; cp ` + self + ` test`)
 		before := sh("cat /proc/self/mountinfo")
 		out := host.Run(nstest.Program{Path: "chroot", Args: []string{"/var/lib/root", "/test", "-ginkgo.focus",
-			"runs the tests away|has an own /run"},
+			"runs the tests away|has its own /run"},
 			Env: []string{"NSTEST_REQUIRE=all", "NSTEST_STAGE=", "TMPDIR=/tmp"}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 		Expect(out.Stdout).To(ContainSubstring("2 Passed"))
@@ -113,7 +113,7 @@ var _ = Describe("Host", func() {
 		Expect(settings()).To(Equal(before))
 	})
 
-	It("has an own /run, /var/lib and /sys, and the pins of all others", func() {
+	It("has its own /run, /var/lib and /sys, and sees the pins of all namespaces", func() {
 		early := nstest.NewNetns()
 		a, b := nstest.NewHost(), nstest.NewHost()
 		late := nstest.NewNetns()
@@ -127,7 +127,7 @@ var _ = Describe("Host", func() {
 		}
 	})
 
-	It("does not wait for what a program leaves behind", func() {
+	It("does not wait for processes that a program leaves behind", func() {
 		out := nstest.NewHost().Run(nstest.Program{Path: "sh", Args: []string{"-c", "sleep 1000 & echo out"}})
 		Expect(out).To(Equal(nstest.Output{Stdout: "out\n", Held: true, CPU: out.CPU}))
 	})
@@ -151,7 +151,7 @@ var _ = Describe("Snapshot", func() {
 		nstest.NewOutside(h)
 	})
 
-	It("is the same when nothing changed, also after what comes by itself", func() {
+	It("is the same if nothing changed except values that change by themselves", func() {
 		before := h.Snapshot()
 		h.Cmd("ping", "-c1", "-w40", "192.0.2.2")
 		h.Cmd("ping", "-c1", "-w40", "2001:db8::2")
@@ -179,7 +179,7 @@ var _ = Describe("Snapshot", func() {
 		Entry("an interface's sysctl", "sysctls", "sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/ext/route_localnet"),
 	)
 
-	It("does not see what the kernel adds by itself, later, and sees the like of others", func() {
+	It("omits addresses and routes that the kernel adds later by itself, but no others", func() {
 		far := nstest.NewNetns()
 		h.Cmd("ip", "link", "add", "late", "type", "veth", "peer", "name", "eth0", "netns", far.Name)
 		h.SetSysctl("net/ipv6/conf/late/accept_dad", "0")

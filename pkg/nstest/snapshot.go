@@ -29,7 +29,7 @@ var others = []struct {
 }{{"nftables", (*Host).ruleset}, {"iptables-legacy", (*Host).legacy}, {"sysctls", (*Host).sysctls}}
 
 // Snapshot renders the state of the network namespace as sorted text, for comparing before and after: links, addresses,
-// routes, rules, nftables (which shows iptables-nft too), iptables-legacy and sysctls. With names only those sections.
+// routes, rules, nftables (which shows iptables-nft too), iptables-legacy and sysctls. Names select sections.
 // It omits values that change by themselves (indexes, counters, timers, carrier, progress of address detection), and
 // addresses and routes that the kernel adds some time after a link is up or has an IPv6 address.
 func (h *Host) Snapshot(names ...string) string {
@@ -101,7 +101,7 @@ func (h *Host) listed(commands []string, options ...string) <-chan []string {
 		}
 		lines := make([]string, 0, len(list))
 		for _, o := range list {
-			if o["addr_info"] != nil { // what else it says is among the links
+			if o["addr_info"] != nil { // the other values are in the section of links
 				o = map[string]any{"ifname": o["ifname"], "addr_info": o["addr_info"]}
 			}
 			if line := render(o); line != "" && !byItself(o) {
@@ -178,7 +178,7 @@ func (h *Host) ruleset() []string {
 	}
 }
 
-// twice reports whether a ruleset has an element twice. The kernel lists a set so while a worker resizes it.
+// twice reports whether a ruleset has an element twice, which the kernel may list while a worker resizes the set.
 func twice(rules []string) bool {
 	last := ""
 	for _, line := range rules {

@@ -20,7 +20,7 @@ type Stream struct {
 	err     atomic.Pointer[error]
 }
 
-// OpenStream connects a client to an address that leads to port 81 of a server, which sends back what it receives. The
+// OpenStream connects a client to an address that reaches port 81 of a server, which sends back what it receives. The
 // client pauses between the blocks.
 func OpenStream(server, client *Host, address string, pause time.Duration) *Stream {
 	ginkgo.GinkgoHelper()

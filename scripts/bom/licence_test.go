@@ -8,7 +8,7 @@ import (
 )
 
 func TestLicenceOf(t *testing.T) {
-	lawyer, err := newClassifier()
+	r, err := newRecognizer()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -18,9 +18,9 @@ func TestLicenceOf(t *testing.T) {
 	}{
 		{[]string{"MIT/pristine"}, "MIT", ""},
 		{[]string{"Apache-2.0/pristine", "BSD-3-Clause/pristine"}, "Apache-2.0 AND BSD-3-Clause", ""},
-		{[]string{"AGPL-3.0/license"}, "", "licence AGPL-3.0"},
-		{[]string{"MIT/pristine", "GPL-2.0/license"}, "", "licence GPL-2.0"},
-		{nil, "", "no licence"},
+		{[]string{"AGPL-3.0/license"}, "", "license AGPL-3.0"},
+		{[]string{"MIT/pristine", "GPL-2.0/license"}, "", "license GPL-2.0"},
+		{nil, "", "no license"},
 	} {
 		var files []noticeFile
 		for _, name := range c.licenses {
@@ -31,7 +31,7 @@ func TestLicenceOf(t *testing.T) {
 			files = append(files, noticeFile{"LICENSE", "Copyright 2026 Example\n\n" + string(text)})
 		}
 		files = append(files, noticeFile{"NOTICE", "Made by Example."})
-		got, err := lawyer.licenceOf(files)
+		got, err := r.licenceOf(files)
 		if got != c.want || (err == nil) != (c.fault == "") || err != nil && !strings.Contains(err.Error(), c.fault) {
 			t.Errorf("%v: got %q and %v, want %q and %q", c.licenses, got, err, c.want, c.fault)
 		}

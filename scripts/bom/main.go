@@ -27,7 +27,7 @@ func main() {
 func run(args []string, stdout io.Writer) error {
 	flags := flag.NewFlagSet("bom", flag.ContinueOnError)
 	version := flags.String("version", "", "version of the plugins for the bills of materials")
-	notices := flags.String("notices", "", "`file` for the texts of the licences")
+	notices := flags.String("notices", "", "`file` for the texts of the licenses")
 	cyclonedx := flags.String("cyclonedx", "", "`file` for the bill of materials as CycloneDX")
 	spdx := flags.String("spdx", "", "`file` for the bill of materials as SPDX")
 	if err := flags.Parse(args); err != nil {
@@ -79,7 +79,7 @@ func list(out io.Writer, modules []module) error {
 func noticesOf(modules []module) string {
 	var b strings.Builder
 	b.WriteString("# Third-party software\n\nThe plugins are under the Apache License 2.0 (LICENSE). " +
-		"They contain the following, under these licences.\n\n")
+		"They contain the following, under these licenses.\n\n")
 	for _, m := range modules {
 		fmt.Fprintf(&b, "- %s %s (%s)\n", m.path, m.version, m.licence)
 	}

@@ -86,7 +86,7 @@ func findModules(binaries []binary) ([]module, error) {
 	if err := locate(byPath); err != nil {
 		return nil, err
 	}
-	lawyer, err := newClassifier()
+	r, err := newRecognizer()
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func findModules(binaries []binary) ([]module, error) {
 		m := byPath[path]
 		err := m.read()
 		if err == nil {
-			m.licence, err = lawyer.licenceOf(m.files)
+			m.licence, err = r.licenceOf(m.files)
 		}
 		if err != nil {
 			faults = append(faults, fmt.Errorf("%s %s: %w", m.path, m.version, err))

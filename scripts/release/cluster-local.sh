@@ -1,6 +1,6 @@
 #!/bin/bash
 # cluster-local.sh STAGE BOM DOCS ARCHIVE: moves cluster-local out of STAGE, whose programs become the default archive,
-# into a separate ARCHIVE with the licences of the linked modules and the documentation.
+# into a separate ARCHIVE with the licenses of the linked modules and the documentation.
 set -euo pipefail
 cd "$(dirname "$0")"
 work=$(mktemp -d)

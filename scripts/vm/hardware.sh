@@ -56,7 +56,7 @@ call DEL one "" '"device": "eth0"'
 ip link del $device type bridge
 call DEL one "" '"device": "eth0"'
 check_restored "DEL after its name is free again"
-if modprobe eql; then # has no permanent MAC address, as a virtual function without an assigned one
+if modprobe eql; then # has no permanent MAC address, like a virtual function without an assigned one
 	ip netns add one
 	call ADD one /run/netns/one '"device": "eql"'
 	ip netns del one
@@ -173,7 +173,7 @@ call GC "" "" "\"device\": \"$device\", \"cni.dev/valid-attachments\": []"
 tune GC ""
 ip netns del one
 check_untuned "GC of a tuned device whose namespace exists"
-if [ -n "$ring_keys" ]; then # the kernel has rings, and namespace cookies to find the namespace
+if [ -n "$ring_keys" ]; then # this kernel changes rings, and finds a namespace by its cookie
 	end_tuned hold
 	tune DEL "$ring_keys"
 	call DEL one "" "\"device\": \"$device\""

@@ -1,7 +1,7 @@
 #!/bin/bash
 # power.sh [CYCLES]: simulates CYCLES (3) losses of power of a node, and one more boot.
 #
-# The virtual machine has an ext4 disk, made and mounted as on Debian, with /var/lib/cni: leases and tuning's records.
+# The virtual machine has an ext4 disk, created and mounted as on Debian, with /var/lib/cni: leases and tuning records.
 # In each boot, test/power attaches the same pods, then detaches and attaches some of them until QEMU gets SIGKILL at a
 # random time. The guest's memory is then lost: files that were not written back (the kernel writes back after 30
 # seconds) and metadata that the journal had not committed (5 seconds). The disk keeps all writes of the guest in order;

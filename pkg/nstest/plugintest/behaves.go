@@ -22,12 +22,12 @@ type Fixture struct {
 	Conf Object
 	// Reference is a configuration for the reference plugin, of version 1.0.0.
 	Reference Object
-	// AlsoInProcess runs all specs a second time with IPAM in the plugin's process, which pkg/ipam decides alike for
-	// all plugins: one plugin is enough.
+	// AlsoInProcess runs all specs a second time with IPAM in the plugin's process. One plugin is enough, because
+	// pkg/ipam does this in the same way for all plugins.
 	AlsoInProcess bool
 	inProcess     bool
 	// Shared means that the plugin attaches with the same code as another one that has a fixture: make test runs only
-	// the specs that the fixture adds, make test-all all.
+	// the specs that the fixture adds, and make test-all runs all.
 	Shared bool
 	// HostEnd is the index of the host end in the result's interfaces.
 	HostEnd int
@@ -146,7 +146,7 @@ func (f Fixture) behaves() {
 		if !ref.Has(f.Plugin.Name) {
 			continue
 		}
-		Describe("what "+ref.Name+" made", func() { f.life().reference(ref) })
+		Describe("an attachment of "+ref.Name, func() { f.life().reference(ref) })
 	}
 }
 
@@ -172,7 +172,7 @@ func (f Fixture) life() *life {
 	return l
 }
 
-// alive attaches the live container, whose gateways keep answering.
+// alive attaches the live container, whose gateways must keep answering.
 func (l *life) alive() {
 	BeforeEach(func() {
 		l.live = l.attach("live", 2)
@@ -219,7 +219,7 @@ func (l *life) pairIt(text string, body func()) {
 }
 
 func (l *life) dns() {
-	It("passes dns on: IPAM's, or the configuration's instead", func() {
+	It("passes on dns of IPAM, or of the configuration instead", func() {
 		l.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
 			"dns":{"nameservers":["192.0.2.1"],"domain":"ipam"}}`)
 		dns := func(id string, of any) Object { return l.Attach(id, l.conf(Object{"dns": of})).Result.DNS }
@@ -232,7 +232,7 @@ func (l *life) dns() {
 }
 
 func (l *life) list() {
-	It("names what DEL takes away, of all networks or of one, and changes nothing", func() {
+	It("names what DEL removes, in all networks or in one, and changes nothing", func() {
 		n := 2
 		l.ExpectHeld(func(id, network string) (Call, []string) {
 			n++
@@ -333,7 +333,7 @@ func (BrokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe
 // LackOfKind registers the spec for a kernel without a kind of link, which a feature needs. ADD must report it before
 // it calls IPAM, and DEL and GC must work without it.
 func LackOfKind(p skel.Plugin[any], kind, feature string, conf Object) bool {
-	return It("needs a kernel with the kind "+kind+": else ADD is code 2, before IPAM is asked, and STATUS code 50",
+	return It("needs a kernel with the kind "+kind+": otherwise ADD is code 2 before it calls IPAM, and STATUS 50",
 		Label("no-kind"), func() {
 			nstest.NeedLack(feature)
 			w := NewWorld(p)
@@ -368,7 +368,7 @@ func (w *World) Refused(conf Object, code uint) string {
 	return says
 }
 
-// ExpectNothingLeft expects an ADD that fails at IPAM or later to leave nothing, and to release its addresses.
+// ExpectNothingLeft expects an ADD that fails in IPAM or later to leave nothing, and to release its addresses.
 func (w *World) ExpectNothingLeft(conf Object) {
 	GinkgoHelper()
 	for answer, code := range map[string]uint{Refusal: cni.CodeTryAgain, "cat >/dev/null; echo {}": cni.CodeIPAM,

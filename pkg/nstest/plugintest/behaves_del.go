@@ -25,33 +25,33 @@ import (
 func (l *life) variants() map[string]DelVariant {
 	prev := func(v any) DelVariant { return DelVariant{Call: WithKeys(Object{"prevResult": v})} }
 	variants := map[string]DelVariant{
-		"with all that a runtime knows":                 {},
-		"without prevResult":                            {Call: without("prevResult")},
-		"with prevResult null":                          prev(json.RawMessage("null")),
-		"with a prevResult that cannot be read":         prev(Object{"ips": 5}),
-		"with a prevResult of another version":          prev(Object{"cniVersion": "9.9.9"}),
-		"without CNI_NETNS":                             {Call: at("")},
-		"without CNI_NETNS and prevResult":              {Call: both(at(""), without("prevResult"))},
-		"with a path that leads nowhere":                {Call: at("/run/netns/gone")},
-		"with a path that leads nowhere, no prevResult": {Call: both(at("/run/netns/gone"), without("prevResult"))},
-		"with a path to no namespace":                   {Call: at("/proc/version")},
-		"with a path to another kind of namespace":      {Call: at("/proc/self/ns/mnt")},
-		"with the path of the host's own namespace":     {Call: at("/proc/thread-self/ns/net")},
-		"with keys that have invalid values":            {Call: WithKeys(l.f.InvalidKeys)},
-		"with keys that contradict ADD's":               {Call: WithKeys(l.f.ContraryKeys)},
-		"with CNI_ARGS that make no sense":              {Call: func(c *Call) { c.Args = "MAC=zz;nonsense" }},
-		"when the namespace is gone":                    {Before: func(_ *World, a Attached) { a.Unpin() }},
-		"when the interface is gone":                    {Before: ContainerIP("link del eth0")},
-		"when the interface is renamed": {
+		"with everything that a runtime knows":        {},
+		"without prevResult":                          {Call: without("prevResult")},
+		"with prevResult null":                        prev(json.RawMessage("null")),
+		"with a prevResult that cannot be read":       prev(Object{"ips": 5}),
+		"with a prevResult of another version":        prev(Object{"cniVersion": "9.9.9"}),
+		"without CNI_NETNS":                           {Call: at("")},
+		"without CNI_NETNS and prevResult":            {Call: both(at(""), without("prevResult"))},
+		"with a path that does not exist":             {Call: at("/run/netns/gone")},
+		"without prevResult, and with a missing path": {Call: both(at("/run/netns/gone"), without("prevResult"))},
+		"with a path to a file of another kind":       {Call: at("/proc/version")},
+		"with a path to another kind of namespace":    {Call: at("/proc/self/ns/mnt")},
+		"with the path of the host's own namespace":   {Call: at("/proc/thread-self/ns/net")},
+		"with keys that have invalid values":          {Call: WithKeys(l.f.InvalidKeys)},
+		"with keys that contradict ADD's":             {Call: WithKeys(l.f.ContraryKeys)},
+		"with invalid CNI_ARGS":                       {Call: func(c *Call) { c.Args = "MAC=zz;nonsense" }},
+		"when the namespace no longer exists":         {Before: func(_ *World, a Attached) { a.Unpin() }},
+		"when the interface no longer exists":         {Before: ContainerIP("link del eth0")},
+		"when the interface was renamed": {
 			Before: ContainerIP("link set eth0 down", "link set eth0 name moved")},
-		"when the container took another MAC address": {Before: ContainerIP("link set eth0 address 02:00:00:00:00:77")},
-		"when the container took other addresses": {Before: ContainerIP("addr flush dev eth0",
+		"when the container changed the MAC address": {Before: ContainerIP("link set eth0 address 02:00:00:00:00:77")},
+		"when the container changed the addresses": {Before: ContainerIP("addr flush dev eth0",
 			"addr add 10.1.0.77/24 dev eth0")},
-		"when the interface is renamed and another has it": {
+		"when the interface was renamed and another one has its name": {
 			Before: ContainerIP("link set eth0 down", "link set eth0 name moved",
 				"link add eth0 type veth peer name x"),
 			Leaves: []string{"eth0", "x"}},
-		"with a prevResult whose indexes make no sense": prev(Object{"cniVersion": "1.0.0",
+		"with a prevResult that has invalid indexes": prev(Object{"cniVersion": "1.0.0",
 			"ips": []Object{{"address": "10.1.0.3/24", "interface": 7},
 				{"address": "2001:db8:1::3/64", "interface": 0}}}),
 	}
@@ -69,7 +69,7 @@ func Elsewhere() map[string]func(*nstest.Host) {
 		return nil
 	}
 	return map[string]func(*nstest.Host){
-		"only a descriptor leads to the namespace": func(h *nstest.Host) {
+		"only a descriptor refers to the namespace": func(h *nstest.Host) {
 			f := nstest.Must(os.Open(h.Path))
 			DeferCleanup(f.Close)
 			h.Unpin()
@@ -95,7 +95,7 @@ func Elsewhere() map[string]func(*nstest.Host) {
 func HasCookies() bool {
 	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return true // else nothing would be tried
+		return true // so that specs try them
 	}
 	defer unix.Close(sock)
 	_, err = unix.GetsockoptUint64(sock, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
@@ -140,7 +140,7 @@ func (l *life) delVariants(variants map[string]DelVariant) {
 }
 
 func (l *life) delAlways() {
-	It("before ADD succeeds and harms nothing", Label("del"), func() {
+	It("succeeds before ADD, and harms nothing", Label("del"), func() {
 		cont := nstest.NewNetns()
 		IP(cont, "link add eth0 type veth peer name x")
 		for _, path := range []string{"", "/run/netns/gone", cont.Path} {
@@ -150,7 +150,7 @@ func (l *life) delAlways() {
 		l.isClean()
 	})
 
-	It("without ipam asks nobody", func() {
+	It("calls no IPAM plugin if ipam is missing", func() {
 		c := l.attach("one", 3).As("DEL")
 		without("ipam")(&c)
 		l.Calls()
@@ -159,7 +159,7 @@ func (l *life) delAlways() {
 		l.isClean()
 	})
 
-	l.pairIt("leaves nothing behind on the iptables backend either", func() {
+	l.pairIt("leaves nothing behind on the iptables backend", func() {
 		nstest.Need("iptables")
 		rules := func() string { return l.Cmd("iptables-save", "-t", "nat") + l.Cmd("ip6tables-save", "-t", "nat") }
 		c := l.attach("one", 3, Object{"ipMasqBackend": "iptables"}).As("DEL")
@@ -170,7 +170,7 @@ func (l *life) delAlways() {
 		l.works(l.live)
 	})
 
-	It("needs no program but the delegate", Label("del"), func() {
+	It("needs no program except the IPAM plugin", Label("del"), func() {
 		c := l.attach("one", 3).As("DEL")
 		ipam := Object{"ipam": Object{"type": "host-local", "subnet": "10.1.0.0/24"}}
 		both(at(""), without("prevResult"), WithKeys(ipam))(&c)
@@ -184,7 +184,7 @@ func (l *life) delAlways() {
 }
 
 func (l *life) delOthers() {
-	It("does not touch the container that has the namespace by now", Label("others-by-now"), func() {
+	It("does not touch another container that has the namespace path now", Label("others-by-now"), func() {
 		a := l.attach("one", 3)
 		IP(a.Host, "link del eth0")
 		for _, change := range []func(*Call){both(), without("prevResult")} {
@@ -196,7 +196,7 @@ func (l *life) delOthers() {
 		}
 	})
 
-	l.pairIt("does not touch a host interface that has the name by now", func() {
+	l.pairIt("does not touch another host interface that has the host end's name now", func() {
 		a := l.attach("one", 3)
 		IP(a.Host, "link del eth0")
 		IP(l.Host, "link add %s type veth peer name other", l.hostEnd(a))
@@ -221,7 +221,7 @@ func (l *life) delOthers() {
 		l.isClean()
 	})
 
-	l.pairIt("leaves the masquerade of an address that another attachment has, too", func() {
+	l.pairIt("keeps the masquerade of an address that another attachment also has", func() {
 		one := l.attach("one", 3, Object{"macspoofchk": nil})
 		next := l.attach("new", 3, Object{"macspoofchk": nil})
 		l.Succeeds(one.As("DEL"))
@@ -232,7 +232,7 @@ func (l *life) delOthers() {
 }
 
 func (l *life) delOne() {
-	It("takes one of several attachments of a container, and leaves the others", Label("two-interfaces"), func() {
+	It("removes one of several attachments of a container, and keeps the others", Label("two-interfaces"), func() {
 		one := l.attach("one", 3)
 		second, other := l.beside(one, "eth1", 4), l.beside(one, "eth2", 5, Object{"name": "other"})
 		for _, a := range []Attached{one, second, other} {
@@ -248,7 +248,7 @@ func (l *life) delOne() {
 		l.isClean()
 	})
 
-	It("takes the attachment of one network, and leaves that of another with the same container and interface", func() {
+	It("removes the attachment of one network, and keeps that of another network with the same IDs", func() {
 		one := l.attach("one", 3)
 		before := l.Snapshot()
 		other := l.attach("one", 4, Object{"name": "other"})
@@ -270,7 +270,7 @@ func (l *life) shortages() []TableEntry {
 }
 
 func (l *life) delIPAM() {
-	DescribeTable("keeps the addresses while it cannot look for the interface:", Label("address-kept"), func(
+	DescribeTable("keeps the addresses while it cannot search for the interface:", Label("address-kept"), func(
 		call uint32, errno unix.Errno,
 	) {
 		a := l.attach("one", 3)
@@ -288,7 +288,7 @@ func (l *life) delIPAM() {
 		l.isClean()
 	}, l.shortages())
 
-	DescribeTable("withholds the addresses while the interface cannot be deleted", Label("address-kept"), func(
+	DescribeTable("does not release addresses while the interface cannot be deleted, and", Label("address-kept"), func(
 		ipam string,
 	) {
 		a := l.attach("one", 3, Object{"ipam": Object{"type": ipam}})
@@ -300,11 +300,11 @@ func (l *life) delIPAM() {
 		Expect(l.Calls()).To(Equal([]string{"DEL one eth0"}))
 		l.isClean()
 	},
-		Entry("of a store", "whereabouts"),
-		Entry("of a plugin that may need the interface", "fake"),
+		Entry("IPAM does not need it", "whereabouts"),
+		Entry("IPAM may need it", "fake"),
 	)
 
-	It("passes IPAM's error on, when all else is gone", func() {
+	It("passes on IPAM's error after it has removed everything else", func() {
 		a := l.attach("one", 3)
 		l.On("DEL", Refusal)
 		Expect(l.Fails(a.As("DEL"), 11)).To(Equal("later\npool"))
@@ -313,7 +313,7 @@ func (l *life) delIPAM() {
 }
 
 func (l *life) delReleases() {
-	DescribeTable("releases the addresses when nobody answers to them any more", func(ipam string,
+	DescribeTable("releases the addresses after it has removed", func(ipam string,
 		seen types.GomegaMatcher) {
 		a := l.attach("one", 3, Object{"ipam": Object{"type": ipam}})
 		l.On("DEL", `cat >/dev/null
@@ -325,12 +325,12 @@ func (l *life) delReleases() {
 			And(ContainSubstring(l.hostEnd(l.live)), seen, Not(ContainSubstring("10.1.0.3"))))
 		l.isClean()
 	},
-		Entry("of a store: when the interface is gone", "whereabouts", ContainSubstring(`"eth0" does not exist`)),
-		Entry("of a plugin that may need the interface: when it has no address", "fake",
+		Entry("the interface, if IPAM does not need it", "whereabouts", ContainSubstring(`"eth0" does not exist`)),
+		Entry("the interface's addresses, if IPAM may need the interface", "fake",
 			MatchRegexp(`eth0[@:].*[<,]UP[,>]`)),
 	)
 
-	l.pairIt("asks an IPAM plugin that may need the interface, also where its MAC address was changed", func() {
+	l.pairIt("keeps the interface for an IPAM plugin that may need it, also if its MAC address was changed", func() {
 		a := l.attach("one", 3, Object{"ipam": Object{"type": "fake"}})
 		IP(a.Host, "link set eth0 address 02:00:00:00:00:99") // as tuning's DEL, before this one, does
 		l.On("DEL", `cat >/dev/null; nsenter --net="$CNI_NETNS" ip addr show eth0 >"$d/seen" 2>&1; :`)
@@ -357,18 +357,18 @@ func does(body string) func(*World, *nstest.Host) {
 
 func early() map[string]Failure {
 	return map[string]Failure{
-		"the namespace is not there": {
+		"the namespace does not exist": {
 			Change: at("/run/netns/none"), Code: cni.CodeUnknownContainer, Message: "CNI_NETNS"},
-		"CNI_NETNS is no namespace": {Change: at("/proc/version"), Code: cni.CodeEnvironment, Message: "CNI_NETNS"},
+		"CNI_NETNS is not a namespace": {Change: at("/proc/version"), Code: cni.CodeEnvironment, Message: "CNI_NETNS"},
 		"CNI_NETNS is the host's": {Change: at("/proc/thread-self/ns/net"), Code: cni.CodeEnvironment,
 			Message: "CNI_NETNS"},
-		"the configuration is bad": {Change: WithKeys(Object{"mtu": 5}), Code: cni.CodeConfig, Message: "mtu: 5"},
-		"IPAM's name is a path": {Change: WithKeys(Object{"ipam": Object{"type": "../fake"}}), Code: cni.CodeConfig,
+		"the configuration is invalid": {Change: WithKeys(Object{"mtu": 5}), Code: cni.CodeConfig, Message: "mtu: 5"},
+		"IPAM's type is a path": {Change: WithKeys(Object{"ipam": Object{"type": "../fake"}}), Code: cni.CodeConfig,
 			Message: `"../fake"`},
-		"the IPAM plugin is not there": {
+		"the IPAM plugin does not exist": {
 			Change: WithKeys(Object{"ipam": Object{"type": "nowhere"}, "bridge": "unmade"}),
 			Code:   cni.CodeEnvironment, Message: `no plugin "nowhere"`},
-		"the interface is there": {
+		"the interface exists": {
 			Prepare: func(_ *World, cont *nstest.Host) { IP(cont, "link add eth0 type veth peer name x") },
 			Code:    cni.CodeExists, Message: `"eth0"`},
 		"other links have the host end's names": {Prepare: func(w *World, _ *nstest.Host) {
@@ -392,31 +392,31 @@ func late() map[string]Failure {
 	const routed = `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.3/24","gateway":"10.1.0.1"}],` +
 		`"routes":[{"dst":"10.9.0.0/16",`
 	return map[string]Failure{
-		"IPAM gives no addresses":             answer(`{"cniVersion":"1.1.0","ips":[]}`, `"fake"`),
-		"IPAM prints garbage":                 answer(`{"ips":[{"addr`, "fake"),
-		"a route of IPAM makes no sense":      answer(routed+`"scope":256}]}`, "routes[0].scope: 256"),
-		"IPAM prints a gateway with a zone":   lease(cni.CodeIPAM, "fe80::1%eth0", "2001:db8:1::3/64 fe80::1%eth0"),
+		"IPAM returns no address":             answer(`{"cniVersion":"1.1.0","ips":[]}`, `"fake"`),
+		"IPAM prints incomplete JSON":         answer(`{"ips":[{"addr`, "fake"),
+		"IPAM returns an invalid route":       answer(routed+`"scope":256}]}`, "routes[0].scope: 256"),
+		"IPAM returns a gateway with a zone":  lease(cni.CodeIPAM, "fe80::1%eth0", "2001:db8:1::3/64 fe80::1%eth0"),
 		"IPAM's gateway is of another family": lease(cni.CodeIPAM, "10.1.0.3/24", "10.1.0.3/24 2001:db8:1::1"),
 		"the kernel refuses an address": lease(cni.CodeInternal, "ff05::3/64", Addrs(3)[0],
 			"ff05::3/64 2001:db8:1::1"),
 		"the kernel refuses a route of IPAM": {Prepare: Answers(routed + `"gw":"10.77.0.1"}]}`), Code: cni.CodeConfig,
 			Message: "10.9.0.0/16", IPAMAdded: true},
-		"IPAM is killed":              end("echo dying >&2; kill -9 $$", cni.CodeInternal, "dying"),
-		"IPAM refuses, with its code": end(Refusal, 11, "later\npool"),
-		"the masquerade's table is another's": {Prepare: func(w *World, _ *nstest.Host) {
+		"IPAM is killed":           end("echo dying >&2; kill -9 $$", cni.CodeInternal, "dying"),
+		"IPAM refuses with a code": end(Refusal, 11, "later\npool"),
+		"another program owns the masquerade's table": {Prepare: func(w *World, _ *nstest.Host) {
 			w.Cmd("nft", "delete", "table", "inet", "hawser")
 			w.LockTable("inet hawser")
 		}, Code: cni.CodeInternal, Message: "not permitted", IPAMAdded: true, NeedsPair: true},
 		"IPAM hangs until the call's deadline": hanging(),
-		"IPAM refuses, and its DEL too": {Prepare: func(w *World, _ *nstest.Host) {
+		"IPAM refuses ADD, and its DEL fails": {Prepare: func(w *World, _ *nstest.Host) {
 			w.On("ADD", Refusal, "two")
 			w.On("DEL", "echo broken >&2; exit 1", "two")
 		}, Code: 11, Message: "release the addresses", IPAMAdded: true},
 	}
 }
 
-// hanging returns the failure of an IPAM plugin that does not answer. The deadline expires when IPAM was called and the
-// interface is up, because the plugin then has nothing else to do.
+// hanging returns the failure of an IPAM plugin that does not answer. The deadline expires when IPAM was called and
+// the interface is up, because the plugin then only waits for IPAM.
 func hanging() Failure {
 	var isWaiting func() bool
 	return Failure{Prepare: func(w *World, cont *nstest.Host) {
@@ -443,7 +443,7 @@ func hostAddresses() map[string]Failure {
 	hostHas := func(address string) Failure {
 		return Failure{Prepare: func(w *World, _ *nstest.Host) {
 			link := "lo"
-			if slices.Contains(Names(w.Host, ""), "up0") { // the master of a child, on whose network the host is then
+			if slices.Contains(Names(w.Host, ""), "up0") { // the master of a child: on the child's network
 				link = "up0"
 			}
 			IP(w.Host, "addr add %s dev %s", address, link)
@@ -515,7 +515,7 @@ func (l *life) wasAsked(asked bool) {
 }
 
 func (l *life) stopped() {
-	It("when nobody takes the result", func() {
+	It("when no process reads the result", func() {
 		cont := nstest.NewNetns()
 		l.LendAddrs("two", Addrs(3)...)
 		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf(), Stdout: BrokenPipe{}}
@@ -527,7 +527,7 @@ func (l *life) stopped() {
 		Expect(Names(cont, "")).To(BeEmpty())
 	})
 
-	It("when it is told to stop while IPAM works", func() {
+	It("when a signal stops it while IPAM works", func() {
 		l.On("ADD", "touch $d/started; exec sleep 1000", "two")
 		cont := nstest.NewNetns()
 		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf()}
@@ -542,7 +542,7 @@ func (l *life) stopped() {
 }
 
 func (l *life) second() {
-	It("when it is the second of a live attachment", Label("add-twice"), func() {
+	It("when it is the second ADD of a live attachment", Label("add-twice"), func() {
 		inside, other := l.live.Snapshot(), nstest.NewNetns()
 		again := func(path string, c Object) {
 			GinkgoHelper()
@@ -560,7 +560,7 @@ func (l *life) second() {
 		Expect(Names(l.live.Host, "")).To(Equal([]string{"moved"}))
 	})
 
-	DescribeTable("when it is the second of a live attachment whose record is", Label("add-twice"), func(spoil string) {
+	DescribeTable("when it is the second of a live attachment, whose record is", Label("add-twice"), func(spoil string) {
 		inside := l.live.Snapshot()
 		l.Cmd("sh", "-c", spoil)
 		l.Fails(Call{Command: "ADD", ID: "live", Netns: l.live.Path, Conf: l.conf()}, cni.CodeExists)
@@ -571,7 +571,7 @@ func (l *life) second() {
 		Entry("damaged", "for f in /run/hawser/links/*.json; do [ ! -e $f ] || echo { >$f; done"),
 	)
 
-	It("but not when the namespace has just ended: the container starts again without DEL", func() {
+	It("when the former namespace still ends, so that a later ADD succeeds without DEL", func() {
 		old := l.attach("one", 3)
 		for range 8 { // the kernel ends namespaces one after the other
 			other := nstest.NewNetns()
@@ -584,7 +584,7 @@ func (l *life) second() {
 		l.startsAgain(cont, again, l.Call(again))
 	})
 
-	l.pairIt("nor when the kernel still keeps the namespace, for a socket that its last process closed", func() {
+	l.pairIt("when the kernel still keeps the former namespace, whose end it waits for", func() {
 		old := l.attach("one", 3)
 		kept := nstest.Must(os.Open(old.Path))
 		defer kept.Close()
@@ -628,7 +628,7 @@ func (l *life) start(c Call) <-chan Answer {
 }
 
 func (l *life) together() {
-	It("when another ADD of the attachment waits for IPAM, which is not asked", func() {
+	It("when another ADD of the attachment waits for IPAM, which is not called again", func() {
 		l.On("ADD", "cat >/dev/null; read go <\"$d/go\"; cat <<'E'\n"+Lease(Addrs(3)...)+"\nE", "two")
 		l.Cmd("mkfifo", l.Dir+"/go")
 		cont := nstest.NewNetns()
@@ -647,7 +647,7 @@ func (l *life) together() {
 		l.isClean()
 	})
 
-	It("but one: of several ADDs of one attachment one succeeds", func() {
+	It("when it loses against a parallel ADD of the attachment, of which exactly one succeeds", func() {
 		cont := nstest.NewNetns()
 		l.LendAddrs("two", Addrs(3)...)
 		c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf()}

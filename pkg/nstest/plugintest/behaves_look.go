@@ -18,7 +18,7 @@ func drifts() map[string]Drift {
 	return map[string]Drift{
 		"a missing address":      inside("ip addr del 10.1.0.2/24 dev eth0", "10.1.0.2/24", "missing"),
 		"a missing IPv6 address": inside("ip addr del 2001:db8:1::2/64 dev eth0", "2001:db8:1::2/64", "missing"),
-		"an address of another length": inside("ip addr del 10.1.0.2/24 dev eth0;ip addr add 10.1.0.2/16 dev eth0",
+		"an address with another length": inside("ip addr del 10.1.0.2/24 dev eth0;ip addr add 10.1.0.2/16 dev eth0",
 			"10.1.0.2/24"),
 		"a missing default route":      inside("ip route del default", "0.0.0.0/0", "missing"),
 		"a missing IPv6 default route": inside("ip -6 route del default", "::/0", "missing"),
@@ -30,9 +30,9 @@ func drifts() map[string]Drift {
 		"a route with another MTU": inside("ip route change 10.9.0.0/16 via 10.1.0.1 metric 50 mtu 1200",
 			"10.9.0.0/16", "mtu"),
 		"the interface down":    inside("ip link set eth0 down", `"eth0"`, "is down"),
-		"the interface gone":    inside("ip link del eth0", `"eth0"`),
+		"the interface deleted": inside("ip link del eth0", `"eth0"`),
 		"the interface renamed": inside("ip link set eth0 down;ip link set eth0 name moved", `"eth0"`),
-		"another interface of the name": inside(
+		"another interface with its name": inside(
 			"ip link set eth0 down;ip link set eth0 name moved;ip link add eth0 type veth peer name x",
 			`"eth0"`, "END"),
 		"another MAC address":         inside("ip link set eth0 address 02:00:00:00:00:77", "02:00:00:00:00:77"),
@@ -43,13 +43,13 @@ func drifts() map[string]Drift {
 			"has no host end"),
 		"forwarding off":                 host("sysctl -qw net.ipv4.ip_forward=0", "ip_forward"),
 		"IPv6 forwarding off":            host("sysctl -qw net.ipv6.conf.all.forwarding=0", "forwarding"),
-		"the masquerade's table gone":    host("nft delete table inet hawser", "masquerade"),
+		"the masquerade's table deleted": host("nft delete table inet hawser", "masquerade"),
 		"the masquerade's table flushed": host("nft flush table inet hawser", "masquerade"),
-		"the masquerade's element gone": host("nft flush map inet hawser masq4_v2", "10.1.0.2",
+		"the masquerade's element deleted": host("nft flush map inet hawser masq4_v2", "10.1.0.2",
 			"no element"),
-		"the IPv6 masquerade's": host("nft flush map inet hawser masq6_v2", "2001:db8:1::2",
+		"the IPv6 masquerade's element deleted": host("nft flush map inet hawser masq6_v2", "2001:db8:1::2",
 			"no element"),
-		"something in both, all of it": {Cont: "ip addr del 10.1.0.2/24 dev eth0", Host: "ip link set END down",
+		"changes on both sides, all of them": {Cont: "ip addr del 10.1.0.2/24 dev eth0", Host: "ip link set END down",
 			Messages: []string{"10.1.0.2/24", "END", "is down"}},
 	}
 }
@@ -89,7 +89,7 @@ func (l *life) check() {
 		l.Succeeds(l.attach("ipt", 20, Object{"ipMasqBackend": "iptables"}).As("CHECK"))
 	})
 
-	It("asks IPAM, and passes its error on", func() {
+	It("calls IPAM, and passes on its error", func() {
 		a := l.attach("one", 2)
 		l.Calls()
 		l.Succeeds(a.As("CHECK"))
@@ -113,7 +113,7 @@ func (l *life) check() {
 		fails(at("/run/netns/gone"), cni.CodeEnvironment, "CNI_NETNS")
 	})
 
-	l.pairIt("finds what is missing of a masquerade on iptables", func() {
+	l.pairIt("finds missing rules of a masquerade on iptables", func() {
 		nstest.Need("iptables")
 		a := l.attach("one", 2, Object{"ipMasqBackend": "iptables"})
 		l.Succeeds(a.As("CHECK"))
@@ -125,7 +125,7 @@ func (l *life) check() {
 }
 
 func (l *life) checkOthers() {
-	It("does not mind what others do", Label("check"), func() {
+	It("ignores changes by other programs", Label("check"), func() {
 		a := l.attach("one", 2)
 		for _, words := range []string{"link set END promisc on", "link set END address 02:00:00:00:00:99",
 			"link set END group 7"} {
@@ -143,7 +143,7 @@ func (l *life) checkOthers() {
 		}
 	})
 
-	It("does not mind the MTU that a later plugin has set, where the result cannot say it", func() {
+	It("ignores an MTU that a later plugin set, if results of the version have no MTU", func() {
 		a := l.attach("one", 2, Object{"cniVersion": "0.4.0", "mtu": 1400})
 		IP(a.Host, "link set eth0 mtu 1300")
 		l.Succeeds(a.As("CHECK"))
@@ -157,7 +157,7 @@ func (l *life) valid(list any, more ...Object) Call {
 func container(id string) Object { return Object{"containerID": id, "ifname": "eth0"} }
 
 func (l *life) gc() {
-	DescribeTable("removes what is not valid of its network, and nothing else", Label("gc"), func(backend string) {
+	DescribeTable("removes only invalid attachments of its network,", Label("gc"), func(backend string) {
 		nstest.NeedBackend(backend)
 		on := Object{"ipMasqBackend": backend}
 		keep, other := l.attach("keep", 2, on), l.attach("gone1", 3, on, Object{"name": "net2"})
@@ -180,7 +180,7 @@ func (l *life) gc() {
 		}
 	}, l.backends())
 
-	DescribeTable("with no valid attachment at all", Label("gc-list"), func(list any) {
+	DescribeTable("removes each attachment if the list of valid ones is", Label("gc-list"), func(list any) {
 		a := l.attach("one", 2)
 		l.Calls()
 		l.Succeeds(l.valid(list))
@@ -188,7 +188,7 @@ func (l *life) gc() {
 		Expect(Names(l.Host, "")).To(ConsistOf(l.f.Links))
 		Expect(l.Snapshot("nftables")).NotTo(ContainSubstring("elements"))
 		Expect(l.Calls()).To(Equal([]string{"GC one eth0"}))
-	}, Entry("by an empty list", []Object{}), Entry("by null", json.RawMessage("null")))
+	}, Entry("empty", []Object{}), Entry("null", json.RawMessage("null")))
 
 	It("removes nothing without a list", Label("gc-list"), func() {
 		a := l.attach("one", 2)
@@ -213,20 +213,20 @@ func (l *life) backends() []TableEntry {
 }
 
 func (l *life) gcMore() {
-	It("looks at no key but ipam.type", func() {
+	It("ignores invalid values of its keys, and a missing ipam", func() {
 		l.attach("one", 2)
 		l.Succeeds(l.valid([]Object{}, l.f.InvalidKeys, Object{"ipam": nil}))
 		Expect(Names(l.Host, "")).To(ConsistOf(l.f.Links))
 	})
 
-	It("passes IPAM's error on, and does its own work", func() {
+	It("passes on IPAM's error, and removes its own objects", func() {
 		l.attach("one", 2)
 		l.On("GC", Refusal)
 		Expect(l.Fails(l.valid([]Object{}), 11)).To(Equal("later\npool"))
 		Expect(Names(l.Host, "")).To(ConsistOf(l.f.Links))
 	})
 
-	It("does not ask IPAM while an interface cannot be deleted", func() {
+	It("does not call IPAM while an interface cannot be deleted", func() {
 		a := l.attach("one", 2)
 		l.Calls()
 		Expect(l.ExecUnprivileged(l.valid([]Object{})).Failed(cni.CodeInternal)).To(ContainSubstring(l.hostEnd(a)))
@@ -235,7 +235,7 @@ func (l *life) gcMore() {
 		Expect(l.Calls()).To(Equal([]string{"GC one eth0"}))
 	})
 
-	l.pairIt("removes a pair whose ADD was killed before it was marked", func() {
+	l.pairIt("removes a pair whose ADD was killed before it marked the pair", func() {
 		IP(l.Host, "link add vethdeadbeef group %d type veth peer name a", cni.NetworkHash("net"))
 		IP(l.Host, "link add vethdeadbee0 type veth peer name b")
 		l.Succeeds(l.valid([]Object{}, Object{"name": "other"}))
@@ -248,7 +248,7 @@ func (l *life) gcMore() {
 func (l *life) status() {
 	call := func(more ...Object) Call { return Call{Command: "STATUS", Conf: l.conf(more...)} }
 
-	It("is fine on a fresh host, which it leaves as it is, and with containers", func() {
+	It("succeeds on a new host without changing it, and on a host with containers", func() {
 		before := l.Snapshot()
 		l.Succeeds(call())
 		Expect(l.Calls()).To(Equal([]string{"STATUS one eth0"}))
@@ -257,12 +257,12 @@ func (l *life) status() {
 		l.Succeeds(call())
 	})
 
-	It("is IPAM's answer", func() {
+	It("passes on IPAM's error", func() {
 		l.On("STATUS", `echo '{"cniVersion":"1.1.0","code":50,"msg":"full"}'; exit 1`)
 		Expect(l.Fails(call(), 50)).To(ContainSubstring("full"))
 	})
 
-	It("refuses a bad configuration, and is code 50 without the IPAM plugin", func() {
+	It("refuses an invalid configuration, and is code 50 without the IPAM plugin", func() {
 		Expect(l.Fails(call(Object{"mtu": 3}), cni.CodeConfig)).To(ContainSubstring("mtu: 3"))
 		Expect(l.Fails(call(Object{"ipam": Object{"type": "nowhere"}}),
 			cni.CodeUnavailable)).To(ContainSubstring(`"nowhere"`))
@@ -272,21 +272,21 @@ func (l *life) status() {
 	if l.f.NoHostEnd {
 		return
 	}
-	DescribeTable("is code 50 where the masquerade cannot be made", Label("status"), func(
+	DescribeTable("is code 50 if the masquerade cannot be created:", Label("status"), func(
 		prepare func(), backend, says string,
 	) {
 		prepare()
 		Expect(l.Fails(call(Object{"ipMasqBackend": backend, "macspoofchk": nil}), cni.CodeUnavailable)).To(
 			And(ContainSubstring("ipMasq"), ContainSubstring(says)))
 	},
-		Entry("the table is another's", func() { l.LockTable("inet hawser") }, "nftables", "not permitted"),
-		Entry("no lock for nftables", func() { l.Cmd("mount", "-o", "remount,bind,ro", "/run") }, "nftables",
+		Entry("another program owns the table", func() { l.LockTable("inet hawser") }, "nftables", "not permitted"),
+		Entry("it has no lock for nftables", func() { l.Cmd("mount", "-o", "remount,bind,ro", "/run") }, "nftables",
 			"write in /run: read-only file system"),
-		Entry("no lock for iptables", func() { l.Cmd("mount", "-o", "remount,bind,ro", "/run") }, "iptables",
+		Entry("it has no lock for iptables", func() { l.Cmd("mount", "-o", "remount,bind,ro", "/run") }, "iptables",
 			"write in /run: read-only file system"),
 	)
 
-	It("is code 50 where iptables is not installed", func() {
+	It("is code 50 if iptables is not installed", func() {
 		c := call(Object{"ipMasqBackend": "iptables", "macspoofchk": nil})
 		program := c.Program(l.World, nstest.Build(l.Plugin.Name))
 		program.Env = append(program.Env, "PATH=/nowhere")
@@ -314,17 +314,17 @@ func (l *life) reference(ref nstest.Reference) {
 
 func (l *life) removed(attach func(id string, n int) Attached) {
 	variants := map[string]DelVariant{
-		"with prevResult":            {},
-		"without prevResult":         {Call: without("prevResult")},
-		"without CNI_NETNS":          {Call: at("")},
-		"when the namespace is gone": {Before: func(_ *World, a Attached) { a.Unpin() }},
-		"when the namespace is gone, without prevResult": {Before: func(_ *World, a Attached) { a.Unpin() },
+		"with prevResult":                     {},
+		"without prevResult":                  {Call: without("prevResult")},
+		"without CNI_NETNS":                   {Call: at("")},
+		"when the namespace no longer exists": {Before: func(_ *World, a Attached) { a.Unpin() }},
+		"when the namespace no longer exists, without prevResult": {Before: func(_ *World, a Attached) { a.Unpin() },
 			Call: without("prevResult")},
-		"when the interface is renamed": {Before: ContainerIP("link set eth0 down", "link set eth0 name moved")},
+		"when the interface was renamed": {Before: ContainerIP("link set eth0 down", "link set eth0 name moved")},
 	}
-	if l.f.NoHostEnd { // nothing but its name tells what the reference made
+	if l.f.NoHostEnd { // only its name shows that the reference created it
 		delete(variants, "without CNI_NETNS")
-		delete(variants, "when the interface is renamed")
+		delete(variants, "when the interface was renamed")
 	}
 	for _, name := range slices.Sorted(maps.Keys(variants)) {
 		f := variants[name]
@@ -355,7 +355,7 @@ func (l *life) removed(attach func(id string, n int) Attached) {
 }
 
 func (l *life) notRemoved(attach func(id string, n int) Attached) {
-	It("is not removed when the namespace is another container's by now", func() {
+	It("is not removed by the DEL of a container whose namespace path it has now", func() {
 		a, other := attach("one", 3), attach("other", 2)
 		IP(a.Host, "link del eth0")
 		c := a.As("DEL")
@@ -365,7 +365,7 @@ func (l *life) notRemoved(attach func(id string, n int) Attached) {
 		l.works(other)
 	})
 
-	l.pairIt("is not removed because a container points at it from its own namespace", func() {
+	l.pairIt("is not removed because a link of another container has the same indexes", func() {
 		victim, a := attach("victim", 2), attach("one", 3)
 		end, index := Show(l.Host, l.hostEnd(victim)), Show(victim.Host, "eth0").Index
 		IP(a.Host, "link del eth0")

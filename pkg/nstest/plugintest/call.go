@@ -67,9 +67,9 @@ type Answer struct {
 // Ran returns the answer of a program.
 func Ran(out nstest.Output) Answer { return Answer{out.Exit, out.Stdout, out.Stderr} }
 
-// Call serves a call in this process, on a thread in the world's namespaces. With NSTEST_PROGRAMS it runs the built
-// plugin, unless the call has a context or a writer or finds IPAM plugins in this process. Specs that replace a part of
-// the plugin then fail.
+// Call serves a call in this process, on a thread in the world's namespaces. With NSTEST_PROGRAMS, it runs the built
+// plugin unless the call has a context or a writer, or uses IPAM plugins in this process ([World.InProcess]). Specs
+// that replace a part of the plugin then fail.
 func (w *World) Call(c Call) Answer {
 	ginkgo.GinkgoHelper()
 	if os.Getenv("NSTEST_PROGRAMS") != "" && w.inside == nil && c.Ctx == nil && c.Stdout == nil {
@@ -115,7 +115,7 @@ func (w *World) ExecWithoutCookie(c Call) Answer {
 	return w.Exec(c)
 }
 
-// Reapply restores what the attachment of a CHECK misses, as "hawser reapply" does, and returns the output.
+// Reapply restores the missing objects of the attachment of a CHECK, as "hawser reapply" does, and returns the output.
 func (w *World) Reapply(check Call) string {
 	ginkgo.GinkgoHelper()
 	var out bytes.Buffer
@@ -145,7 +145,7 @@ func (w *World) ReuseInode(dir string, gone, now *nstest.Host) {
 	w.Cmd("sh", "-ec", fmt.Sprintf(`sed -i 's/"inode":%d\b/"inode":%d/' %s/*.json`, inodes[0].Ino, inodes[1].Ino, dir))
 }
 
-// Reference runs the reference plugin of the same name. It skips the spec if that is not installed.
+// Reference runs the reference plugin of the same name. It skips the spec if the reference is not installed.
 func (w *World) Reference(r nstest.Reference, c Call) Answer {
 	ginkgo.GinkgoHelper()
 	return Ran(w.Run(c.Program(w, r.Program(w.Plugin.Name))))
@@ -279,8 +279,8 @@ func (w *World) Ends(a Attached, links ...string) {
 	gomega.Expect(Names(a.Host, "")).To(gomega.ConsistOf(links))
 }
 
-// Verdict checks the conditions for every answer: those of the specification, and exit status 1 with an error object
-// that has a known version; no panic.
+// Verdict checks the conditions for every answer: the specification's, a known version, exit status 1 for an error, and
+// no panic.
 func (a Answer) Verdict(command string) error {
 	if strings.Contains(a.Stdout+a.Stderr, "goroutine ") {
 		return errors.New("a panic")
@@ -300,7 +300,7 @@ func (a Answer) Verdict(command string) error {
 	case a.Code > 1:
 		return fmt.Errorf("exit status %d", a.Code)
 	case command == "VERSION" && a.Code == 0:
-		return nil // it repeats the version that it was asked in
+		return nil // VERSION repeats the version of the request
 	case !slices.Contains(cni.Versions(), version):
 		return fmt.Errorf("cniVersion %q", version)
 	case a.Code == 0:

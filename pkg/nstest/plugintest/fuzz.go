@@ -26,29 +26,29 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Fuzz is a fuzz target of whole calls. The fuzzer makes up the command, the configuration, one more value in it or in
-// the environment, and what the IPAM plugin "fake" answers. An ADD that succeeds is followed by CHECK and DEL.
+// Fuzz is a fuzz target of whole calls. The fuzzer generates the command, the configuration, one more value in it or in
+// the environment, and the answer of the IPAM plugin "fake". CHECK and DEL follow a successful ADD.
 //
-// Each answer must pass [Answer.Verdict] within seconds and quote no secret, and
-// after ADD, failed or followed by DEL, container and host must be as before.
+// Each answer must pass [Answer.Verdict] within [fuzzHang] and quote no secret. After a failed ADD, and after ADD and
+// DEL, container and host must be as before.
 type Fuzz struct {
 	Plugin  skel.Plugin[any]
-	Chained bool     // the container has eth0 already
-	Confs   []string // to begin with
-	Leases  []string // answers of fake; "!" before one makes its exit status 1
+	Chained bool     // the container already has eth0
+	Confs   []string // seeds
+	Leases  []string // answers of fake; after a "!", its exit status is 1
 }
 
 const (
 	// FuzzNetns is CNI_NETNS of the calls.
 	FuzzNetns = "/run/netns/fuzz"
-	// FuzzPrev is the result of a plugin before.
+	// FuzzPrev is the result of a previous plugin.
 	FuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"peer0"},{"name":"eth0",` +
 		`"mac":"02:00:00:00:00:01","sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24",` +
 		`"gateway":"10.1.0.1","interface":1},{"address":"fd00:1::2/64","interface":1}],"dns":{}}`
 
-	fuzzSecret  = "s3cr3t-of-a-key-that-nobody-knows"
+	fuzzSecret  = "s3cr3t-of-an-unknown-key"
 	fuzzHang    = time.Minute
-	fuzzRaw     = 0x80 // in the command: the configuration is taken as it is
+	fuzzRaw     = 0x80 // in the command: the configuration is used unchanged
 	fuzzMaxConf = 1 << 16
 )
 
@@ -76,7 +76,7 @@ func (z Fuzz) Run(f *testing.F) {
 	})
 }
 
-// fuzzCall is a call as it was made up.
+// fuzzCall is a generated call.
 type fuzzCall struct {
 	command string
 	vars    map[string]string
@@ -88,7 +88,7 @@ func compose(command uint8, conf []byte, key, value string) fuzzCall {
 		"CNI_CONTAINERID": "one", "CNI_IFNAME": "eth0", "CNI_NETNS": FuzzNetns, "CNI_ARGS": "IgnoreUnknown=1;TOKEN=" +
 			fuzzSecret}}
 	if _, known := c.vars[key]; known {
-		c.vars[key] = strings.ReplaceAll(value, "\x00", "") // which no environment can hold
+		c.vars[key] = strings.ReplaceAll(value, "\x00", "") // which no environment can contain
 		key = ""
 	}
 	if command&fuzzRaw != 0 {
@@ -119,7 +119,7 @@ func hide(object Object) {
 	object["fuzzToken"] = fuzzSecret
 }
 
-// set gives the value at path, JSON or text, to an object.
+// set writes a value, JSON or text, into an object at path.
 func set(object Object, path []string, value string) {
 	if inner, ok := object[path[0]].(Object); ok && len(path) > 1 {
 		set(inner, path[1:], value)
@@ -135,7 +135,7 @@ func set(object Object, path []string, value string) {
 	}
 }
 
-// fuzzWorld is the process's network namespace as host, and a container.
+// fuzzWorld is a host, the network namespace of the process, and a container.
 type fuzzWorld struct {
 	Fuzz
 	t          testing.TB
@@ -198,7 +198,7 @@ func (w *fuzzWorld) call(c fuzzCall) Answer {
 	return a
 }
 
-// inspect has the configuration checked without a call.
+// inspect checks the configuration with --check-config.
 func (w *fuzzWorld) inspect(c fuzzCall) {
 	w.t.Helper()
 	a := w.run(skel.Env{Args: []string{"--check-config"}, Stdin: bytes.NewReader(c.conf)}, c)
@@ -286,7 +286,7 @@ func (w *fuzzWorld) left(c fuzzCall) string {
 	return ""
 }
 
-// reset takes away what a call may leave, and makes what it must find.
+// reset removes links that a call may have left, and creates the links that a chained plugin needs.
 func (w *fuzzWorld) reset() {
 	w.t.Helper()
 	for _, conn := range []*rtnl.Conn{w.host, w.cont} {
@@ -312,15 +312,14 @@ func (w *fuzzWorld) reset() {
 	}
 }
 
-// keeps tells the links that a chained plugin works on, as long as they are as they were made.
+// keeps reports whether a link is one of those that a chained plugin needs, and is unchanged.
 func (w *fuzzWorld) keeps(conn *rtnl.Conn, l rtnl.Link) bool {
 	return w.Chained && conn == w.cont && (l.Name == "peer0" ||
 		l.Name == "eth0" && l.MTU == 1500 && l.MAC.String() == "02:00:00:00:00:01" && !l.Promisc && !l.AllMulti)
 }
 
-// RunFiles runs another target: between an ADD of one of Confs and its DEL, a
-// file below dir is replaced by what the fuzzer makes up, or one value in it is; another ADD may
-// follow. Seeds are contents. DEL must succeed all the same, and so must the next ADD and DEL.
+// RunFiles runs another target. Between an ADD of one of Confs and its DEL, the fuzzer replaces a file below dir or one
+// value in it. Another ADD may follow. The seeds are contents of files. DEL and the next ADD and DEL must succeed.
 func (z Fuzz) RunFiles(f *testing.F, dir string, seeds ...string) {
 	for i := range z.Confs {
 		for which := range uint8(3) {
@@ -348,9 +347,9 @@ func (z Fuzz) RunFiles(f *testing.F, dir string, seeds ...string) {
 	})
 }
 
-// RunRecord runs another target, for a plugin whose ADD cannot succeed here: each call of the
-// container finds a seed as the attachment's record in dir, in which one value, or all, is what the
-// fuzzer makes up. IDENTITY in it is that of the container's namespace, LINK the index of its eth0.
+// RunRecord runs another target, for a plugin whose ADD cannot succeed here. Each call finds a seed as the attachment's
+// record in dir, in which the fuzzer has replaced one value or everything. In a seed, IDENTITY stands for the identity
+// of the container's namespace, and LINK for the index of its eth0.
 func (z Fuzz) RunRecord(f *testing.F, dir string, seeds ...string) {
 	for i := range seeds {
 		for at := range uint8(24) {
@@ -383,7 +382,7 @@ func (z Fuzz) RunRecord(f *testing.F, dir string, seeds ...string) {
 	})
 }
 
-// damaged serves the commands for a container whose files are damaged before.
+// damaged serves an ADD, damages its files, and serves the commands. It then repeats all of this without damage.
 func (w *fuzzWorld) damaged(c fuzzCall, commands []string, damage func()) {
 	w.t.Helper()
 	conf := c.conf
@@ -408,7 +407,7 @@ func (w *fuzzWorld) damaged(c fuzzCall, commands []string, damage func()) {
 	}
 }
 
-// damage edits a file below dir, one of them all in turn.
+// damage edits the file below dir that which selects.
 func (w *fuzzWorld) damage(dir string, which, at uint8, content []byte) {
 	w.t.Helper()
 	var files []string
@@ -426,8 +425,8 @@ func (w *fuzzWorld) damage(dir string, which, at uint8, content []byte) {
 	}
 }
 
-// edited is content, or with at a JSON document whose at-th value is replaced by content, or
-// taken away where that is empty.
+// edited returns content if at is 0 or doc is not JSON. Otherwise it returns doc with content as its at-th value, or
+// without this value if content is empty.
 func edited(doc []byte, at uint8, content []byte) []byte {
 	var all any
 	d := json.NewDecoder(bytes.NewReader(doc))
@@ -448,7 +447,7 @@ func edited(doc []byte, at uint8, content []byte) []byte {
 	return out
 }
 
-// replace looks for the n-th value inside v, in the order of the keys.
+// replace replaces or removes the n-th value inside v, in the order of the keys.
 func replace(v any, n *int, value json.RawMessage, remove bool) {
 	switch v := v.(type) {
 	case Object:

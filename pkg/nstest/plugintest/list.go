@@ -25,7 +25,7 @@ type Step struct {
 	Keys   Object
 }
 
-// List is the plugins of a network, in their order.
+// List has the plugins of a network, in their order.
 type List []Step
 
 // Usual returns the list of a typical node, for a backend or for the default one (""). Specs run it under load, under
@@ -201,7 +201,7 @@ func (w *World) CallOf(command string, p *Pod, e Step) Call {
 }
 
 func (w *World) version(command string) string {
-	if command == "GC" || command == "STATUS" { // which no other has
+	if command == "GC" || command == "STATUS" { // which older versions lack
 		return "1.1.0"
 	}
 	return cmp.Or(w.Version, "1.1.0")
@@ -215,7 +215,7 @@ func (w *World) Chain(command string, p *Pod, list List) (a Answer) {
 	if w.Other != nil {
 		serve = w.Other
 	}
-	if command == "ADD" { // one that fails has its DEL too
+	if command == "ADD" { // a failed ADD also needs its DEL
 		w.attached.note(command, p, list)
 	}
 	for i := range list {
@@ -285,7 +285,7 @@ func (a *attached) note(command string, p *Pod, list List) {
 		delete(a.lists, key(p.ID, p.IfName))
 	case "GC":
 		all, listed := list[0].Keys["cni.dev/valid-attachments"].([]Object)
-		if !listed { // then it collects nothing
+		if !listed { // without a list, GC removes nothing
 			return
 		}
 		valid := map[string]bool{}
@@ -305,10 +305,10 @@ func (w *World) end() {
 }
 
 var (
-	// ofOne are links, rules and chains of one attachment, and what has addresses of Usual's networks.
+	// ofOne matches links, rules and chains of one attachment, and addresses of Usual's networks.
 	ofOne = regexp.MustCompile(`ifname=veth|[0-9a-f]{16} \S+ \S+ \S|\bCNI-([0-9a-f]{24}|(DN|SN)-[0-9a-f]{21})` +
 		`|\b10\.88\.0\.\d|\bfd00:88::`)
-	// ofAll are the files of all: locks, the index of leases, the address that host-local gave last, what failed.
+	// ofAll matches files that all attachments share: locks, the index of leases, last reserved addresses, failures.
 	ofAll = regexp.MustCompile(`/run/hawser/failures/|/(nft\.|netns\.|networks/[^/]+/)?lock$` +
 		`|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`)
 )

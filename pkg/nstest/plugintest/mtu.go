@@ -19,7 +19,7 @@ type autoMTU struct {
 }
 
 // AutoMTU registers the specs of "mtu": "auto" on a host with the uplink of [Uplink]. reach adds to the neighbor an
-// address that containers reach by the uplink; nil means that they do not reach it. feature is the plugin's feature for
+// address that containers can reach; nil means that they cannot reach any. feature is the plugin's feature for
 // [nstest.Need], or empty if all kernels have it.
 func AutoMTU(p skel.Plugin[any], conf Object, feature string,
 	reach func(w *World, far *nstest.Host) (target string)) bool {
@@ -33,7 +33,7 @@ func AutoMTU(p skel.Plugin[any], conf Object, feature string,
 			w.far = Uplink(w.Host)
 		})
 
-		DescribeTable("is the uplink's", func(mtu int) {
+		DescribeTable("is the uplink's MTU,", func(mtu int) {
 			target := ""
 			if reach != nil {
 				target = reach(w.World, w.far)
@@ -41,7 +41,7 @@ func AutoMTU(p skel.Plugin[any], conf Object, feature string,
 			w.isUplinks(mtu, target)
 		}, Entry("9000", 9000), Entry("1400", 1400))
 
-		It("is computed again by CHECK", func() {
+		It("is computed again in CHECK", func() {
 			w.resize(1400)
 			IP(w.Host, "route add default dev up0")
 			a := w.Attach("one", w.conf, Addrs(2)...)

@@ -19,11 +19,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// schemaBase is where the schemas are to be found by those who have no checkout.
+// schemaBase is the published address of the schemas.
 const schemaBase = "https://github.com/hawser-cni/plugins/raw/main/docs/schema/"
 
-// ExpectSchema checks that docs/schema/NAME.json is this schema, given without
-// its head. With UPDATE=1 in the environment it writes the file instead.
+// ExpectSchema checks that docs/schema/NAME.json is this schema, which is given without its head. With UPDATE=1 in the
+// environment, it first writes the file.
 func ExpectSchema(name, description string, schema Object) {
 	ginkgo.GinkgoHelper()
 	doc := Merge(schema, Object{
@@ -40,10 +40,10 @@ func ExpectSchema(name, description string, schema Object) {
 	}
 	have, err := os.ReadFile(file)
 	gomega.Expect(err).NotTo(gomega.HaveOccurred(), "make schema writes it")
-	gomega.Expect(string(have)).To(gomega.Equal(b.String()), "make schema writes it anew")
+	gomega.Expect(string(have)).To(gomega.Equal(b.String()), "make schema updates it")
 }
 
-// ExpectPluginSchema is ExpectSchema for a plugin: for what its wire type says, and rules about several keys.
+// ExpectPluginSchema is ExpectSchema for a plugin, with the schema of its wire type and with rules about several keys.
 func ExpectPluginSchema[C any](p skel.Plugin[C], rules ...Object) {
 	ginkgo.GinkgoHelper()
 	schema := SchemaOf(p.Keys)
@@ -55,7 +55,7 @@ func ExpectPluginSchema[C any](p skel.Plugin[C], rules ...Object) {
 	ExpectSchema(p.Name, p.About, schema)
 }
 
-// HasKey is a rule: the key, a way such as ipam.type, is there with such a value.
+// HasKey returns the rule that a key, or a path such as ipam.type, exists with a value that matches a schema.
 func HasKey(path string, value Object) Object {
 	name, rest, inner := strings.Cut(path, ".")
 	if inner {
@@ -65,25 +65,25 @@ func HasKey(path string, value Object) Object {
 	return Object{"required": []string{name}, "properties": Object{name: value}}
 }
 
-// NotBoth is a rule: one of two does not hold.
+// NotBoth returns the rule that at most one of two rules holds.
 func NotBoth(a, b Object) Object { return Object{"not": Object{"allOf": []any{a, b}}} }
 
-// SchemaOf makes a schema of a wire type by the tags of its fields:
+// SchemaOf returns the schema of a wire type from the tags of its fields:
 //
 //	json     the key
-//	help     what it means
-//	default  what a missing key stands for, where that is a value
-//	schema   what the parser wants of the value, in the words of [schemaWord]; "-": the key is not in the schema
-//	each     the same of each element of a list
+//	help     its description
+//	default  the value that a missing key stands for, if any
+//	schema   the parser's conditions for the value, in the words of [schemaWord]; "-" omits the key
+//	each     the conditions for each element of a list
 //
-// null stands for a missing key, as it does for the decoder, unless the key is required.
+// null stands for a missing key, as in the decoder, unless the key is required.
 func SchemaOf(wire any) Object { return objectSchema(reflect.TypeOf(wire)) }
 
 func objectSchema(t reflect.Type) Object {
 	properties, required := Object{}, []string{}
 	for i := range t.NumField() {
 		f := t.Field(i)
-		if f.Anonymous { // what is required of the part is not required here
+		if f.Anonymous { // required keys of an embedded type are not required here
 			for name, p := range objectSchema(f.Type)["properties"].(Object) {
 				properties[name] = nullable(p.(Object))
 			}
@@ -157,11 +157,11 @@ func typeSchema(t reflect.Type, each string) Object {
 	}
 }
 
-// itemSchema is that of an element. null is the zero value, which the parser
-// takes where nothing is wanted of an element.
+// itemSchema returns the schema of an element. null is the zero value, which the parser accepts if there are no
+// conditions for an element.
 func itemSchema(t reflect.Type, each string) Object {
 	node := typeSchema(t, each)
-	if t.Kind() == reflect.Slice { // the words are about the innermost elements, which no list may lack
+	if t.Kind() == reflect.Slice { // the words apply to the innermost elements, of which each list needs one
 		node["minItems"] = 1
 		return node
 	}
@@ -174,7 +174,7 @@ func itemSchema(t reflect.Type, each string) Object {
 	return node
 }
 
-// nullable lets a schema take null.
+// nullable makes a schema accept null.
 func nullable(node Object) Object {
 	if kind, ok := node["type"].(string); ok {
 		node["type"] = []string{kind, "null"}
@@ -187,17 +187,17 @@ func nullable(node Object) Object {
 
 // schemaWord adds one word of a tag:
 //
-//	required          the key must be there
-//	set               null is not taken
-//	type=T            of a value that the decoder leaves as it is
-//	min=N max=N       of a number
-//	zero              0 as well
-//	nonempty          of a list: it has elements
+//	required          the key must exist
+//	set               null is refused
+//	type=T            the type of a value that the decoder does not decode
+//	min=N max=N       limits of a number
+//	zero              0 is also accepted
+//	nonempty          a list must have elements
 //	enum=A|B          one of these
-//	fold=A|B          one of these, in any case
-//	format=F          as formats has it
-//	empty             the empty string as well
-//	or=A|B            one of these words as well, of a value of another type
+//	fold=A|B          one of these, in upper or lower case
+//	format=F          an entry of formats
+//	empty             the empty string is also accepted
+//	or=A|B            one of these words is accepted instead of the type
 func schemaWord(node Object, word string) {
 	key, value, _ := strings.Cut(word, "=")
 	switch key {
@@ -258,7 +258,7 @@ func number(text string) int {
 	return n
 }
 
-// foldPattern matches words in any case; JSON Schema has no flag for it.
+// foldPattern returns a pattern that matches words in any case, for which JSON Schema has no flag.
 func foldPattern(words string) string {
 	var b strings.Builder
 	for _, r := range words {
@@ -274,21 +274,21 @@ func foldPattern(words string) string {
 const (
 	octet   = `(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])`
 	ipv4    = octet + `(\.` + octet + `){3}`
-	ipv6    = `[0-9A-Fa-f:]*:[0-9A-Fa-f:]*(` + ipv4 + `)?` // more than there are; none is missing
+	ipv6    = `[0-9A-Fa-f:]*:[0-9A-Fa-f:]*(` + ipv4 + `)?` // matches all addresses and some other texts
 	hex2    = `[0-9A-Fa-f]{2}`
 	unicast = `[0-9A-Fa-f][02468ACEace]`
 	sixByte = unicast + `(:` + hex2 + `){5}|` + unicast + `(-` + hex2 + `){5}|` + unicast + hex2 + `(\.` + hex2 + hex2 +
 		`){2}`
 )
 
-// control has, for a pattern, most of the characters that a name must not have.
+// control has most of the characters that a name must not contain, for a pattern.
 const control = `\x00-\x1f\x7f-\x9f`
 
 const optionNames = "dhcp-client-identifier|subnet-mask|routers|host-name|user-class|vendor-class-identifier"
 
-// formats are those that a pattern can tell, for the most part. None refuses what the parser takes.
 const pci = `[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`
 
+// formats has patterns that refuse most invalid values, and no value that the parser accepts.
 var formats = map[string]Object{
 	"address": {"pattern": "^(" + ipv4 + "|" + ipv6 + ")$"},
 	"prefix": {"pattern": "^(" + ipv4 + "/([0-9]|[12][0-9]|3[0-2])|" + ipv6 +
@@ -311,7 +311,7 @@ var formats = map[string]Object{
 	"device":    {"pattern": "^(" + pci + `|[A-Za-z0-9_][A-Za-z0-9_.-]*)$`},
 	"chain":     {"pattern": `^[#-,.-\[\]-~][!#-\[\]-~]{0,27}$`},
 	"token":     {"pattern": "^[^\\x00-\\x1f\\x7f]+$"},
-	// Names, and the numbers of all that are options.
+	// The names, or the number of any option.
 	"dhcpoption": {"pattern": "^(" + optionNames + "|0*([1-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-4]))$",
 		"not": Object{"type": "string", "pattern": "^0*53$"}},
 	"sysctls": {"type": "object", "propertyNames": Object{"pattern": "^net[./]."},

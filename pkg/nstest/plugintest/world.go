@@ -260,8 +260,8 @@ func Uplink(h *nstest.Host) (far *nstest.Host) {
 		side.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
 	}
 	h.IP("link add up0 type veth peer name far0 netns "+far.Name, "link set up0 up")
-	// Before Linux 5.18 the kernel waits for ever where it ends the namespaces of up0 and of a VLAN on it at once.
-	DeferCleanup(func() { _ = exec.Command("ip", "-n", h.Name, "link", "del", "up0").Run() }) // if it is there
+	// Before Linux 5.18 the kernel waits forever if it ends the namespaces of up0 and of its VLAN simultaneously.
+	DeferCleanup(func() { _ = exec.Command("ip", "-n", h.Name, "link", "del", "up0").Run() }) // if it exists
 	far.IP("link set far0 up", "addr add 10.1.0.1/24 dev far0", "addr add 2001:db8:1::1/64 dev far0 nodad")
 	return far
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runtimeCalls are what a Go runtime, or a C library, asks for on its own account.
+// runtimeCalls are the system calls that a Go runtime or a C library makes for itself.
 var runtimeCalls = []int{
 	unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY, unix.SYS_RESTART_SYSCALL,
 	unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_MPROTECT, unix.SYS_BRK, unix.SYS_MINCORE,
@@ -22,14 +22,14 @@ var runtimeCalls = []int{
 	unix.SYS_PRLIMIT64, unix.SYS_GETRANDOM, unix.SYS_EXIT, unix.SYS_EXIT_GROUP,
 }
 
-// waits are the system calls that end when a time is over.
+// waits has the names of the system calls that can end by a timeout.
 var waits = map[int]string{
 	unix.SYS_NANOSLEEP: "nanosleep", unix.SYS_CLOCK_NANOSLEEP: "clock_nanosleep", unix.SYS_FUTEX: "futex",
 	unix.SYS_EPOLL_PWAIT: "epoll_pwait", unix.SYS_EPOLL_PWAIT2: "epoll_pwait2", epollWaitCall: "epoll_wait",
 	unix.SYS_PPOLL: "ppoll", pollCall: "poll", unix.SYS_PSELECT6: "pselect6",
 }
 
-// nap is what a runtime may sleep: Go's watchdog thread does so between looks.
+// nap is the longest sleep of a runtime: Go's watchdog thread sleeps between its checks.
 const nap = 10 * time.Millisecond
 
 // call is one system call of a task.
@@ -42,7 +42,7 @@ type call struct {
 func (c *call) enter() {
 	process, program := c.task.process, c.task.process.program
 	program.Syscalls++
-	if c.asked() {
+	if c.isOwn() {
 		program.Calls++
 	}
 	switch c.number {
@@ -61,22 +61,22 @@ func (c *call) enter() {
 	}
 }
 
-// asked tells whether the program itself asks for the call: neither its runtime, nor a
-// wait, which others may end early and often.
-func (c *call) asked() bool {
+// isOwn reports whether the program itself makes the call. The calls of its runtime are not its own, and neither are
+// waits, because other processes may end them early and often.
+func (c *call) isOwn() bool {
 	if _, wait := waits[c.number]; wait || slices.Contains(runtimeCalls, c.number) {
 		return false
 	}
 	return c.number != unix.SYS_READ && c.number != unix.SYS_WRITE || !c.task.process.wakers[c.args[0]]
 }
 
-// again are the results of calls that come once more: a signal of the scheduler came
-// in between, which the kernel shows to tracers alone, or nothing was there yet.
-var again = []int64{-int64(unix.EINTR), -int64(unix.EAGAIN), -512, -513, -514, -516} // ERESTARTSYS to _RESTARTBLOCK
+// repeated has the results of calls that are repeated, because a signal of the scheduler interrupted them, which the
+// kernel shows only to tracers, or because nothing could be read or written yet.
+var repeated = []int64{-int64(unix.EINTR), -int64(unix.EAGAIN), -512, -513, -514, -516} // ERESTARTSYS to _RESTARTBLOCK
 
 func (c *call) leave(result int64) {
 	process, program := c.task.process, c.task.process.program
-	if slices.Contains(again, result) && c.asked() {
+	if slices.Contains(repeated, result) && c.isOwn() {
 		program.Calls--
 	}
 	switch c.number {
@@ -86,7 +86,7 @@ func (c *call) leave(result int64) {
 		} else if result >= 0 {
 			delete(process.netlink, uint64(result))
 		}
-	case unix.SYS_EVENTFD2: // by which Go wakes who polls
+	case unix.SYS_EVENTFD2: // with which Go wakes a thread that polls
 		process.wakers[uint64(result)] = true
 	case unix.SYS_SENDTO, unix.SYS_WRITE, unix.SYS_SENDMSG, unix.SYS_SENDMMSG, unix.SYS_WRITEV:
 		if protocol, ok := process.netlink[c.args[0]]; ok && result > 0 {
@@ -122,7 +122,7 @@ func (c *call) sent(n int64) []byte {
 	return all
 }
 
-// header reads what a struct msghdr points to.
+// header reads the data to which a struct msghdr points.
 func (c *call) header(at uint64) []byte {
 	h := c.bytes(at, 56)
 	return c.vector(word(h, 16), word(h, 24))
@@ -147,7 +147,7 @@ func (c *call) bytes(at, n uint64) []byte { return Memory(c.task.tid, at, n) }
 
 func (c *call) text(at uint64) string { return Text(c.task.tid, at) }
 
-// Memory reads a thread's memory; what cannot be read is missing at the end.
+// Memory reads n bytes of a thread's memory. The result is shorter if some of them cannot be read.
 func Memory(tid int, at, n uint64) []byte {
 	b := make([]byte, min(n, 1<<24))
 	if len(b) == 0 {
@@ -159,14 +159,14 @@ func Memory(tid int, at, n uint64) []byte {
 	return b[:max(got, 0)]
 }
 
-// Text reads what ends with a zero.
+// Text reads a text that ends with a zero byte.
 func Text(tid int, at uint64) string {
-	// A read does not go over the end of the last page.
+	// Two reads, because the text may end in the last page that is mapped.
 	text, _, _ := bytes.Cut(append(Memory(tid, at, 4096-at%4096), Memory(tid, (at|4095)+1, 4096)...), []byte{0})
 	return string(text)
 }
 
-// slept tells whether a call waited until a time was over.
+// slept reports whether a call waited until its timeout, and how long.
 func (c *call) slept(result int64) (time.Duration, bool) {
 	errno := unix.Errno(-result)
 	switch c.number {
@@ -197,7 +197,7 @@ func (c *call) slept(result int64) (time.Duration, bool) {
 	return 0, false
 }
 
-// time reads a struct timespec; there is none at address 0.
+// time reads a struct timespec. It returns 0 for address 0.
 func (c *call) time(at uint64) time.Duration {
 	if at == 0 {
 		return 0

@@ -2,7 +2,7 @@
 
 package trace
 
-// Younger architectures have ppoll and epoll_pwait alone.
+// Newer architectures have only ppoll and epoll_pwait.
 const (
 	pollCall      = -1
 	epollWaitCall = -2

@@ -1,6 +1,6 @@
-// Package trace runs a program and counts what it asks of the kernel: the programs that it starts, its system
-// calls, its netlink messages, its sleeps. It is a small ptrace(2) tracer, since the text of strace(1) does not
-// tell netlink messages reliably. Tests import it, and nothing else.
+// Package trace runs a program and counts its requests to the kernel: the programs that it starts, its system calls,
+// its netlink messages and its sleeps. It is a small ptrace(2) tracer, because the output of strace(1) does not show
+// netlink messages reliably. Only tests import it.
 package trace
 
 import (
@@ -22,41 +22,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is what [Run] starts.
+// Command describes a program for [Run].
 type Command struct {
 	Path  string
 	Args  []string // without the program itself
-	Env   []string // all of it
+	Env   []string // the complete environment
 	Stdin string
-	// Kill, if it is there, is asked before each system call whether all are to be killed instead.
+	// Kill, if not nil, is called before each system call. If it returns true, the command and its children are killed.
 	Kill func(number int) bool
 }
 
-// Record is what a command, and all that it started, did.
+// Record describes the run of a command and of the programs that it started.
 type Record struct {
 	Programs       []*Program // in the order of their start; the first is the command
 	Stdout, Stderr string
-	Exit           int // its status, or 128 plus the signal that ended it
+	Exit           int // the command's status, or 128 plus the signal that ended it
 }
 
-// Program is one execve(2) and what followed it, with the processes that it forked and the threads of all.
+// Program is the run of one program from its execve(2), with the processes that it forked and with all threads.
 type Program struct {
 	Path     string
-	Syscalls int // all of them
-	Calls    int // those that the program itself asks for, not its runtime: see [Run]
+	Syscalls int // all system calls
+	Calls    int // system calls of the program itself, not of its runtime: see [Run]
 	Sends    int // system calls that sent netlink messages
 	Messages []Message
-	Received int64    // bytes of netlink messages that came back
+	Received int64    // bytes of received netlink messages
 	Read     int64    // bytes read from files, directories and pipes
-	Sleeps   []string // waits that lasted until their time was over: see [Run]
-	Threads  []string // files of a thread of its own, below /proc, that it opened
+	Sleeps   []string // waits that ended by their timeout: see [Run]
+	Threads  []string // opened files below /proc that belong to a single thread
 	Peak     int64    // the largest resident set of one of its processes, in bytes
 }
 
-// Name is the last element of the path.
+// Name returns the last element of the path.
 func (p *Program) Name() string { return filepath.Base(p.Path) }
 
-// Names are the names of the programs.
+// Names returns the names of the programs.
 func (r *Record) Names() (names []string) {
 	for _, p := range r.Programs {
 		names = append(names, p.Name())
@@ -64,19 +64,19 @@ func (r *Record) Names() (names []string) {
 	return names
 }
 
-// limit is when a command that does not end is killed.
+// limit is the time after which a command is killed.
 const limit = 5 * time.Minute
 
-// Run runs a command to its end, in the namespaces of the calling thread, which it keeps for itself meanwhile.
+// Run runs a command to its end, in the namespaces of the calling thread, which it locks for that time.
 //
-// Calls leaves out what the Go runtime does more or less often from run to run, and the more often the busier
-// the machine is: futex, memory, signals, threads, waits, and calls that come again since a signal interrupted
-// them or nothing was there yet. A sleep is a wait that ended by its timeout: a timer of Go ends epoll_pwait
-// that way. The runtime's own naps of 10 ms and less, nanosleep and timed futexes, are none.
+// Calls omits system calls whose number differs between runs and grows with the load of the machine: futex, memory,
+// signals, threads, waits, and calls that are repeated because a signal interrupted them or nothing could be read yet.
+// A sleep is a wait that ended by its timeout; a timer of Go ends epoll_pwait in this way. The runtime's own nanosleep
+// and timed futex of at most 10 ms are not sleeps.
 func Run(c Command) (*Record, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var files [3]*os.File // the command's ends
+	var files [3]*os.File // the command's ends of the pipes
 	var outputs [2]<-chan string
 	in, w, err := os.Pipe()
 	if err != nil {
@@ -128,7 +128,7 @@ func collect() (*os.File, <-chan string, error) {
 func (t *tracer) follow() error {
 	for {
 		var ws unix.WaitStatus
-		// Only our own: other threads of this process have children too.
+		// WNOTHREAD excludes the children of other threads of this process.
 		tid, err := unix.Wait4(-1, &ws, unix.WALL|unix.WNOTHREAD, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
@@ -139,7 +139,7 @@ func (t *tracer) follow() error {
 		case ws.Exited() || ws.Signaled():
 			t.ended(tid, ws)
 		case ws.Stopped():
-			// A thread that another one's exit_group has killed is gone already.
+			// The thread no longer exists if another thread called exit_group.
 			if err := t.stopped(tid, ws); err != nil && !errors.Is(err, unix.ESRCH) {
 				return fmt.Errorf("trace %d: %w", tid, err)
 			}
@@ -158,7 +158,7 @@ func (t *tracer) ended(tid int, ws unix.WaitStatus) {
 	}
 }
 
-// stopped handles one stop and lets the task go on.
+// stopped handles one stop and resumes the task.
 func (t *tracer) stopped(tid int, ws unix.WaitStatus) error {
 	task := t.task(tid)
 	deliver := 0
@@ -176,7 +176,7 @@ func (t *tracer) stopped(tid int, ws unix.WaitStatus) error {
 				return err
 			}
 		}
-	case slices.Contains(stops, signal): // a group-stop, which PTRACE_TRACEME cannot tell apart
+	case slices.Contains(stops, signal): // maybe a group-stop, which PTRACE_TRACEME cannot distinguish
 	default:
 		deliver = int(signal)
 	}
@@ -186,15 +186,15 @@ func (t *tracer) stopped(tid int, ws unix.WaitStatus) error {
 const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACEEXEC | unix.PTRACE_O_TRACEEXIT |
 	unix.PTRACE_O_EXITKILL | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK
 
-// stops are the signals that stop a process, and a new task's first stop.
+// stops has the signals that stop a process. SIGSTOP is also the first stop of a new task.
 var stops = []syscall.Signal{unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU}
 
-// tracer is one [Run].
+// tracer is the state of one [Run].
 type tracer struct {
 	root, exit int
 	programs   []*Program
 	tasks      map[int]*task
-	kill       func(number int) bool // of the command
+	kill       func(number int) bool // Command.Kill
 }
 
 // task is one thread.
@@ -202,11 +202,11 @@ type task struct {
 	tid     int
 	started bool
 	process *process
-	entered *call  // the system call that it is in
-	execs   string // the path of the execve that it is in
+	entered *call  // the system call in progress
+	execs   string // the path of the last execve
 }
 
-// process is what the threads of a process share.
+// process has the state that the threads of a process share.
 type process struct {
 	pid     int
 	program *Program
@@ -224,8 +224,8 @@ func newTracer(pid int, path string) *tracer {
 	return &tracer{root: pid, programs: []*Program{p}, tasks: map[int]*task{pid: root}}
 }
 
-// task finds a task, or gives a new one its place: a thread is of its process, and a process begins as a copy
-// of its parent. Its first stop may come before the parent's event, which therefore is not needed.
+// task returns a task, and adds it if it is new. A thread belongs to its process, and a new process begins as a copy of
+// its parent. The parent's event is not used, because the first stop of a new task may precede it.
 func (t *tracer) task(tid int) *task {
 	if found, ok := t.tasks[tid]; ok {
 		return found
@@ -244,7 +244,7 @@ func (t *tracer) task(tid int) *task {
 	return fresh
 }
 
-// Status is a number in /proc/<pid>/status, 0 when it cannot be read.
+// Status returns a number in /proc/<pid>/status, or 0 if it cannot be read.
 func Status(pid int, key string) (n int64) {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
@@ -260,7 +260,7 @@ func (t *tracer) event(task *task, event int) {
 	case unix.PTRACE_EVENT_EXEC:
 		program := &Program{Path: task.execs}
 		t.programs = append(t.programs, program)
-		// Descriptors are closed by exec, all but few.
+		// execve closes most descriptors.
 		task.process = newProcess(task.tid, program)
 		task.entered = nil
 	case unix.PTRACE_EVENT_EXIT:
@@ -277,7 +277,7 @@ type info struct {
 	_       [3]uint8
 	arch    uint32
 	ip, sp  uint64
-	number  uint64 // at entry; at exit the result
+	number  uint64 // the number at entry, the result at exit
 	args    [6]uint64
 	_, more uint64
 }
@@ -316,7 +316,7 @@ type Message struct {
 	Protocol int // unix.NETLINK_ROUTE
 	Type     uint16
 	Flags    uint16
-	Index    int32 // of the link that a message about a link or an address is about; 0: none
+	Index    int32 // link of a message about a link or an address; otherwise 0
 }
 
 func messages(protocol uint64, b []byte) (all []Message) {
@@ -345,7 +345,7 @@ var (
 		"DELRULE",
 		"NEWSET", "GETSET", "DELSET", "NEWSETELEM", "GETSETELEM", "DELSETELEM", "NEWGEN", "GETGEN", "TRACE",
 		"NEWOBJ", "GETOBJ", "DELOBJ", "GETOBJ_RESET", "NEWFLOWTABLE", "GETFLOWTABLE", "DELFLOWTABLE"}
-	// The nftables and conntrack messages that ask.
+	// The nftables and conntrack messages that request objects.
 	tableGets = []uint16{unix.NFT_MSG_GETTABLE, unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETRULE, unix.NFT_MSG_GETSET,
 		unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE}
 	flowGets = []uint16{1, 4} // IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_GET_CTRZERO
@@ -353,7 +353,7 @@ var (
 
 const firstRoute = unix.RTM_NEWLINK
 
-// Dump says that the message asks for all there is, or for all of one link ([Message.Index]).
+// Dump reports whether the message requests all objects, or all objects of one link ([Message.Index]).
 func (m Message) Dump() bool {
 	if m.Flags&unix.NLM_F_DUMP != unix.NLM_F_DUMP {
 		return false
@@ -368,7 +368,7 @@ func (m Message) Dump() bool {
 	return true
 }
 
-// String is the kernel's name of the message: "RTM_GETLINK dump".
+// String returns the kernel's name of the message, such as "RTM_GETLINK dump".
 func (m Message) String() string {
 	s := fmt.Sprintf("protocol %d type %d", m.Protocol, m.Type)
 	switch subsystem, word := m.Type>>8, m.Type&0xff; m.Protocol {

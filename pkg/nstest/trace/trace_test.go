@@ -25,7 +25,7 @@ func sh(h *nstest.Host, script string) *trace.Record {
 	return r
 }
 
-// words are the names of a program's messages.
+// words returns the names of a program's messages.
 func words(p *trace.Program) (all []string) {
 	for _, m := range p.Messages {
 		all = append(all, m.String())
@@ -34,7 +34,7 @@ func words(p *trace.Program) (all []string) {
 }
 
 var _ = Describe("a traced command", func() {
-	It("has its programs counted, each for itself", func() {
+	It("has its programs listed, and the system calls of each counted", func() {
 		r := sh(nstest.NewHost(), "(true; exec uname) & wait; env sh -c 'echo a; uname'")
 		Expect(r.Names()).To(Equal([]string{"sh", "uname", "env", "sh", "uname"}))
 		Expect(r.Programs[1].Path).To(HaveSuffix("/uname"))
@@ -43,13 +43,13 @@ var _ = Describe("a traced command", func() {
 			return sh(nstest.NewHost(), script).Programs[0]
 		}
 		few, many := loop("10"), loop("110")
-		// open, fcntl or dup, close: the number is the shell's
+		// open, fcntl or dup, close: the number depends on the shell
 		Expect(many.Calls - few.Calls).To(BeNumerically(">=", 200))
 		Expect((many.Calls - few.Calls) % 100).To(BeZero())
 		Expect(many.Syscalls).To(BeNumerically(">=", many.Calls))
 	})
 
-	It("has a call counted once, however often the scheduler's signals interrupt it", func() {
+	It("has a system call counted once, however often signals of the scheduler interrupt it", func() {
 		reader := func(signals string) *trace.Program {
 			fifo := GinkgoT().TempDir() + "/fifo"
 			asleep := "until read -r pid name state rest </proc/$!/stat; [ $state = S ]; do :; done"
@@ -59,10 +59,10 @@ var _ = Describe("a traced command", func() {
 		quiet, busy := reader(""), reader("1 2 3 4 5")
 		Expect(quiet.Name()).To(Equal("cat"))
 		Expect(busy.Calls).To(Equal(quiet.Calls))
-		Expect(busy.Syscalls).To(BeNumerically(">", quiet.Syscalls), "or the spec shows nothing")
+		Expect(busy.Syscalls).To(BeNumerically(">", quiet.Syscalls), "the signals interrupted no call")
 	})
 
-	It("has its netlink messages counted by their names", func() {
+	It("has its netlink messages recorded with their names", func() {
 		h := nstest.NewHost()
 		r := sh(h, "ip link add br0 type bridge && ip addr add 10.0.0.1/24 dev br0 && ip link show dev lo; ip -4 route")
 		Expect(r.Exit).To(BeZero(), r.Stderr)
@@ -74,7 +74,7 @@ var _ = Describe("a traced command", func() {
 		Expect(words(r.Programs[3])).NotTo(ContainElement(ContainSubstring("dump")))
 		Expect(words(r.Programs[4])).To(ContainElement("RTM_GETROUTE dump"))
 		for _, p := range r.Programs[1:] {
-			Expect(p.Sends).To(Equal(len(p.Messages)), "ip sends one by one")
+			Expect(p.Sends).To(Equal(len(p.Messages)), "ip sends each message separately")
 			Expect(p.Received).To(BeNumerically(">", 0))
 		}
 	})
@@ -87,14 +87,14 @@ var _ = Describe("a traced command", func() {
 		Expect(r.Programs[1].Sends).To(BeNumerically("<", len(r.Programs[1].Messages)))
 	})
 
-	It("has its sleeps seen, and what only waits for something not", func() {
+	It("has its sleeps recorded, but not its waits for an event", func() {
 		h := nstest.NewHost()
 		r := sh(h, "sleep 0.02; true")
-		Expect(r.Programs[1].Sleeps).To(ConsistOf(HavePrefix("clock_nanosleep for 20")), "newer sleeps add 1 ns")
+		Expect(r.Programs[1].Sleeps).To(ConsistOf(HavePrefix("clock_nanosleep for 20")), "newer versions add 1 ns")
 		Expect(sh(h, "echo | cat; sh -c : & wait").Programs).To(HaveEach(HaveField("Sleeps", BeEmpty())))
 	})
 
-	It("has what it reads measured", func() {
+	It("has the bytes that it reads counted", func() {
 		r := sh(nstest.NewHost(), "head -c 5000 /dev/zero | cat >/dev/null")
 		Expect(r.Programs[0].Read).To(BeNumerically("<", 5000))
 		Expect(r.Programs[1:]).To(HaveEach(HaveField("Read", BeNumerically(">=", 5000))))
@@ -105,7 +105,7 @@ var _ = Describe("a traced command", func() {
 		Expect(r.Programs[1].Peak).To(BeNumerically("~", 34<<20, 4<<20))
 	})
 
-	It("that is not there is an error", func() {
+	It("that does not exist is an error", func() {
 		_, err := trace.Run(trace.Command{Path: "/nowhere"})
 		Expect(err).To(MatchError(unix.ENOENT))
 	})
