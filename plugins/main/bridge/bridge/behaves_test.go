@@ -14,7 +14,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// everything is a configuration that uses all that can be used together here.
+// everything returns a configuration with all keys that can be combined on any kernel.
 func everything(more ...Object) Object {
 	return l3(append([]Object{{"isDefaultGateway": true, "ipMasq": true, "macspoofchk": true, "hairpinMode": true,
 		"portIsolation": true, "mtu": 1400}}, more...)...)
@@ -38,7 +38,7 @@ var _ = Behaves(Fixture{
 	InvalidKeys:  Object{"mtu": "x", "vlan": 9999, "vlanTrunk": 5, "ipMasqBackend": "x", "dns": 5},
 	ContraryKeys: Object{"ipMasq": false, "macspoofchk": false, "isDefaultGateway": false},
 	DelVariants: map[string]DelVariant{
-		"when the port was taken out of the bridge": {Before: func(w *World, a Attached) {
+		"when the port was removed from the bridge": {Before: func(w *World, a Attached) {
 			IP(w.Host, "link set %s nomaster", hostEnd(a.Result))
 		}},
 		"with another bridge's name":  {Call: func(c *Call) { c.Conf.(Object)["bridge"] = "other" }},
@@ -50,11 +50,11 @@ var _ = Behaves(Fixture{
 		"the bridge has the address": {Prepare: Lends("10.1.0.1/24"),
 			Change: WithKeys(Object{"isGateway": false, "isDefaultGateway": false, "ipMasq": false}),
 			Code:   cni.CodeConflict, Message: "address 10.1.0.1", IPAMAdded: true},
-		"the address is another one's gateway": {Prepare: Lends("10.1.0.7/24 10.1.0.9", "10.1.0.9/24 10.1.0.7"),
+		"an address is the gateway of another": {Prepare: Lends("10.1.0.7/24 10.1.0.9", "10.1.0.9/24 10.1.0.7"),
 			Code: cni.CodeIPAM, Message: "10.1.0.7/24 both to the container and as a gateway", IPAMAdded: true},
-		"there is no room for a gateway": {Prepare: Lends("10.1.0.3/32"), Code: cni.CodeIPAM, Message: "10.1.0.3/32",
+		"a subnet has no gateway": {Prepare: Lends("10.1.0.3/32"), Code: cni.CodeIPAM, Message: "10.1.0.3/32",
 			IPAMAdded: true},
-		"macspoofchk's table is another's": {Prepare: func(w *World, _ *nstest.Host) {
+		"another program owns macspoofchk's table": {Prepare: func(w *World, _ *nstest.Host) {
 			w.Cmd("nft", "delete", "table", "bridge", "hawser")
 			w.LockTable("bridge hawser")
 		}, Code: cni.CodeInternal, Message: "not permitted", IPAMAdded: true},
@@ -67,17 +67,17 @@ var _ = Behaves(Fixture{
 			"hairpin"),
 		"isolation off": OnHost("ip link set END type bridge_slave isolated off", "END",
 			"isolated"),
-		"the bridge down":            OnHost("ip link set dev br down", `"br"`, "is down"),
-		"the gateway's address gone": OnHost("ip addr del 10.1.0.1/24 dev br", `"br"`, "10.1.0.1/24"),
-		"the gateway's IPv6 address gone": OnHost("ip addr del 2001:db8:1::1/64 dev br", `"br"`,
+		"the bridge down":           OnHost("ip link set dev br down", `"br"`, "is down"),
+		"a missing gateway address": OnHost("ip addr del 10.1.0.1/24 dev br", `"br"`, "10.1.0.1/24"),
+		"a missing IPv6 gateway address": OnHost("ip addr del 2001:db8:1::1/64 dev br", `"br"`,
 			"2001:db8:1::1/64"),
-		"the check of MAC addresses gone":    OnHost("nft delete table bridge hawser", "macspoof"),
+		"the check of MAC addresses deleted": OnHost("nft delete table bridge hawser", "macspoof"),
 		"the check of MAC addresses flushed": OnHost("nft flush table bridge hawser", "macspoof"),
 	},
 })
 
 var _ = Describe("DEL", func() {
-	It("works where the programs of legacy iptables are gone, and says what stays until they are back", func() {
+	It("succeeds without the programs of legacy iptables, and names the masquerade that it leaves", func() {
 		nstest.UseVariant("legacy")
 		w := newWorld()
 		a := w.Attach("one", everything(Object{"ipMasqBackend": "iptables"}), "10.1.0.3/24")
@@ -94,7 +94,7 @@ var _ = Describe("DEL", func() {
 	})
 })
 
-var _ = It("DEL deletes what the reference left, also when its bridge is gone, and no other plugin's pair", func() {
+var _ = It("DEL deletes a pair of the reference whose bridge no longer exists, and no pair of another plugin", func() {
 	w, cont := newWorld(), nstest.NewNetns()
 	nstest.Wire(nstest.End{Host: w.Host, Name: "cali1", Addrs: []string{"10.1.0.1/24"}},
 		nstest.End{Host: cont, Name: "eth0", Addrs: []string{"10.1.0.2/24"}})
@@ -120,13 +120,13 @@ var _ = Describe("CHECK", func() {
 		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("promiscuous"))
 	})
 
-	It("finds the MAC address of an interface that is kept down", func() {
+	It("finds another MAC address of an interface that is kept down", func() {
 		a := w.Attach("one", conf(Object{"disableContainerInterface": true}))
 		IP(a.Host, "link set eth0 address 02:00:00:00:00:77")
 		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring("02:00:00:00:00:77"))
 	})
 
-	It("does not mind what others do to the bridge", func() {
+	It("ignores changes of the bridge by other programs", func() {
 		a := w.Attach("one", everything(), "10.1.0.2/24", "2001:db8:1::2/64")
 		for _, words := range []string{"link set dev br promisc on", "link set dev br address 02:00:00:00:00:99",
 			"addr add 192.0.2.9/24 dev br", "link set dev br mtu 1300", "link add name br2 type bridge"} {
@@ -134,11 +134,11 @@ var _ = Describe("CHECK", func() {
 			w.Succeeds(a.As("CHECK"))
 		}
 		w.Cmd("nft", "add", "table", "inet", "others")
-		w.Attach("two", everything(), "10.1.0.3/24") // the gateway is there, so that other address is no conflict
+		w.Attach("two", everything(), "10.1.0.3/24") // the gateway exists, so the other address is not a conflict
 		w.Succeeds(a.As("CHECK"))
 	})
 
-	It("does not mind that another plugin isolated the port", func() {
+	It("ignores that another plugin isolated the port", func() {
 		a := w.Attach("one", conf())
 		IP(w.Host, "link set %s type bridge_slave isolated on", hostEnd(a.Result))
 		w.Succeeds(a.As("CHECK"))
@@ -146,7 +146,7 @@ var _ = Describe("CHECK", func() {
 })
 
 var _ = Describe("GC", func() {
-	It("on layer 2 asks no IPAM", func() {
+	It("on layer 2 calls no IPAM plugin", func() {
 		w := newWorld()
 		w.Attach("one", conf())
 		w.Succeeds(Call{Command: "GC", Conf: conf(Object{"cni.dev/valid-attachments": []Object{}})})
@@ -160,17 +160,17 @@ var _ = Describe("STATUS", func() {
 	BeforeEach(func() { w = newWorld() })
 	status := func(c Object) Call { return Call{Command: "STATUS", Conf: c} }
 
-	It("is fine in a layer 2 network", func() {
+	It("succeeds in a layer 2 network", func() {
 		w.Succeeds(status(conf()))
 		Expect(w.Calls()).To(BeEmpty())
 	})
 
-	It("is code 50 where something else has the bridge's name", Label("status"), func() {
+	It("is code 50 if a link that is not a bridge has the bridge's name", Label("status"), func() {
 		IP(w.Host, "link add name br type veth peer name x")
 		Expect(w.Fails(status(conf()), cni.CodeUnavailable)).To(ContainSubstring(`"br"`))
 	})
 
-	It("is code 50 where macspoofchk cannot be made", func() {
+	It("is code 50 if the rules of macspoofchk cannot be created", func() {
 		w.LockTable("bridge hawser")
 		Expect(w.Fails(status(conf(Object{"macspoofchk": true})),
 			cni.CodeUnavailable)).To(ContainSubstring("macspoofchk"))
@@ -181,7 +181,7 @@ var _ = Describe("STATUS", func() {
 })
 
 var _ = Describe("at the same time", func() {
-	It("20 first ADDs make one bridge, and 20 DELs keep it", Label("parallel"), func() {
+	It("20 first ADDs create one bridge, and 20 DELs keep it", Label("parallel"), func() {
 		w := newWorld()
 		const n = 20
 		var conts [n]*nstest.Host
@@ -226,7 +226,7 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 	var w *world
 	var holder string
 
-	// hold takes the lock until the spec ends, or release is called.
+	// hold acquires the lock until the spec ends or calls release.
 	hold := func() (release func()) {
 		GinkgoHelper()
 		holding := w.HoldLock("/run/xtables.lock")
@@ -241,7 +241,7 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 		w = newWorld()
 	})
 
-	It("ends ADD at the deadline of the call, and what it made goes", Label("lock-deadline"), func() {
+	It("ends ADD at the deadline of the call, and ADD is rolled back", Label("lock-deadline"), func() {
 		w.Attach("live", both, Addrs(2)...)
 		w.Calls()
 		before := w.Snapshot()
@@ -259,11 +259,11 @@ var _ = Describe("the lock of legacy iptables, held by a program that hangs,", L
 		Expect(Names(cont, "")).To(BeEmpty())
 	})
 
-	It("leaves DEL the time for the interface and the addresses, and the rest to the next", Label("lock-del"), func() {
+	It("leaves DEL time for the interface and the addresses, and the rules to the next DEL", Label("lock-del"), func() {
 		before := w.Snapshot("iptables-legacy")
 		began := time.Now()
 		a := w.Attach("one", both, Addrs(2)...)
-		// Two thirds are for the lock, and the rest for more than all of an ADD.
+		// Two thirds are for the lock. The rest is longer than a whole ADD takes.
 		given := nstest.Patience(max(2*time.Second, 30*time.Since(began)))
 		w.Calls()
 		release := hold()

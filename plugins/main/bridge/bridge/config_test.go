@@ -28,7 +28,7 @@ var _ = Describe("configuration", func() {
 		Expect(c).To(Equal(config{wireConfig: wireConfig{Bridge: "cni0"}}))
 	})
 
-	It("is refused for everything that is wrong with it at once", func() {
+	It("is refused with all of its errors together", func() {
 		_, err := parse(`"bridge":"a/b","mtu":5,"vlan":5000,"isGateway":true,"hairpinMode":true,"promiscMode":true,
 			"disableContainerInterface":true,"ipam":{"type":"../x"},
 			"vlanTrunk":[{"id":1},{"id":5000,"minID":3},{"minID":9,"maxID":5000},{
@@ -49,24 +49,24 @@ var _ = Describe("configuration", func() {
 			HavePrefix(`7 args.cni.mac: "no" is not a MAC address`)))
 	})
 
-	It("reaches 15 bytes for the gateway's name", func() {
+	It("accepts a bridge name with which the gateway's name has 15 bytes", func() {
 		c := nstest.Must(parse(`"bridge":"abcdefghijk","vlan":100,"isGateway":true,"ipam":{"type":"x"}`, ""))
 		Expect(c.gatewayName()).To(Equal("abcdefghijk.100"))
 	})
 
-	DescribeTable("a MAC address that is bad is refused, also beside a stronger one", func(args, rt string,
+	DescribeTable("is refused for an invalid MAC address, even if another key overrides it", func(args, rt string,
 		want ...string) {
 		_, err := parse(`"args":{"cni":{"mac":"`+args+`"}},"runtimeConfig":{"mac":"`+rt+`"}`, "")
 		Expect(err).To(MatchError(HavePrefix(want[0])))
 		Expect(cni.ProblemsOf(err)).To(HaveLen(len(want)))
 	},
 		Entry(nil, "01:00:00:00:00:00", "02:00:00:00:00:03", `args.cni.mac: "01:00:00:00:00:00" is not a MAC address`),
-		Entry(nil, "bad", "worse", `runtimeConfig.mac: "worse" is not a MAC address`, "and the other"),
+		Entry(nil, "bad", "worse", `runtimeConfig.mac: "worse" is not a MAC address`, "and the one in args"),
 	)
 
 })
 
-// planned is what a plan makes of a lease: the result as JSON without blanks, and the gateways.
+// planned returns the plan for a lease: the result as JSON without blanks, and the gateways.
 func planned(keys, ips, routes string) (result, gateways string, err error) {
 	GinkgoHelper()
 	cfg := nstest.Must(parse(`"ipam":{"type":"x"},`+keys, ""))
@@ -96,20 +96,20 @@ const (
 )
 
 var _ = Describe("plan", func() {
-	DescribeTable("gateways of the bridge", func(keys, ips, gateways string) {
+	DescribeTable("has, as gateways of the bridge,", func(keys, ips, gateways string) {
 		_, got, err := planned(keys, ips, "")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(got).To(Equal(gateways))
 	},
-		Entry("none when it is no gateway", `"isGateway":false`, v4gw, ""),
-		Entry("as IPAM says", `"isGateway":true`, v4gw, "10.1.0.254/24"),
-		Entry("the first address of the subnet where IPAM says none", `"isGateway":true`, v4, "10.1.0.1/24"),
-		Entry("IPv6", `"isGateway":true`, v6, "2001:db8:1::1/64"),
-		Entry("both families", `"isGateway":true`, v4+","+v6gw, "10.1.0.1/24 2001:db8:1::ff/64"),
-		Entry("several addresses", `"isGateway":true`, v4gw+","+v4more, "10.1.0.254/24 10.2.0.254/24"),
+		Entry("none if it is not a gateway", `"isGateway":false`, v4gw, ""),
+		Entry("IPAM's", `"isGateway":true`, v4gw, "10.1.0.254/24"),
+		Entry("the first address of the subnet if IPAM returns none", `"isGateway":true`, v4, "10.1.0.1/24"),
+		Entry("one of IPv6", `"isGateway":true`, v6, "2001:db8:1::1/64"),
+		Entry("one of each family", `"isGateway":true`, v4+","+v6gw, "10.1.0.1/24 2001:db8:1::ff/64"),
+		Entry("one of each subnet", `"isGateway":true`, v4gw+","+v4more, "10.1.0.254/24 10.2.0.254/24"),
 		Entry("one for two addresses of a subnet", `"isGateway":true`, v4+`,{"address":"10.1.0.3/24"}`, "10.1.0.1/24"),
 		Entry("the other address of a /31", `"isGateway":true`, `{"address":"10.1.0.0/31"}`, "10.1.0.1/31"),
-		Entry("a /32 with a gateway elsewhere", `"isGateway":true`, `{"address":"10.1.0.2/32","gateway":"10.9.9.9"}`,
+		Entry("IPAM's outside a /32", `"isGateway":true`, `{"address":"10.1.0.2/32","gateway":"10.9.9.9"}`,
 			"10.9.9.9/32"),
 		Entry("a link-local one", `"isGateway":true`, `{"address":"2001:db8:1::2/64","gateway":"fe80::1"}`,
 			"fe80::1/64"),
@@ -128,7 +128,7 @@ var _ = Describe("plan", func() {
 		Expect(err).NotTo(HaveOccurred())
 	})
 
-	DescribeTable("addresses that cannot have a gateway are code 102", func(ips, want string) {
+	DescribeTable("refuses, with code 102, an address without a possible gateway:", func(ips, want string) {
 		_, _, err := planned(`"isGateway":true`, ips, "")
 		Expect(err).To(MatchError(ContainSubstring(want)))
 		var e *cni.Error
@@ -138,44 +138,45 @@ var _ = Describe("plan", func() {
 		Entry("/32", `{"address":"10.1.0.2/32"}`, "10.1.0.2/32"),
 		Entry("/128", `{"address":"2001:db8::2/128"}`, "2001:db8::2/128"),
 		Entry("the last address of all", `{"address":"255.255.255.255/32"}`, "255.255.255.255/32"),
-		Entry("the first of the subnet is the container's", `{"address":"10.1.0.1/24"}`, "10.1.0.1/24"),
-		Entry("of the other family", `{"address":"10.1.0.2/24","gateway":"2001:db8::1"}`, "2001:db8::1"),
-		Entry("the container's own", `{"address":"10.1.0.2/24","gateway":"10.1.0.2"}`, "10.1.0.2"),
+		Entry("the first of the subnet", `{"address":"10.1.0.1/24"}`, "10.1.0.1/24"),
+		Entry("a gateway of the other family", `{"address":"10.1.0.2/24","gateway":"2001:db8::1"}`, "2001:db8::1"),
+		Entry("a gateway that is the address itself", `{"address":"10.1.0.2/24","gateway":"10.1.0.2"}`, "10.1.0.2"),
 	)
 
-	DescribeTable("routes with isDefaultGateway", func(ips, routes, want string) {
+	DescribeTable("has, with isDefaultGateway, as routes", func(ips, routes, want string) {
 		got, _, err := planned(`"isDefaultGateway":true`, ips, routes)
 		Expect(err).NotTo(HaveOccurred())
 		_, got, _ = strings.Cut(got, `"routes":[`)
 		got, _, _ = strings.Cut(got, `],"dns"`)
 		Expect(got).To(Equal(want))
 	},
-		Entry("IPAM gave none", v4, "", `{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
-		Entry("for each family", v4gw+","+v6, "",
+		Entry("a default route if IPAM returns none", v4, "", `{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
+		Entry("a default route of each family", v4gw+","+v6, "",
 			`{"dst":"0.0.0.0/0","gw":"10.1.0.254"},{"dst":"::/0","gw":"2001:db8:1::1"}`),
-		Entry("one a family, however many addresses", v4gw+","+v4more, "", `{"dst":"0.0.0.0/0","gw":"10.1.0.254"}`),
-		Entry("IPAM's without a gateway is given it", v4, any4, `{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
-		Entry("IPAM's with a gateway stays", v4, `{"dst":"0.0.0.0/0","gw":"10.1.0.9"}`,
+		Entry("one per family, not per address", v4gw+","+v4more, "", `{"dst":"0.0.0.0/0","gw":"10.1.0.254"}`),
+		Entry("IPAM's, with the gateway that it lacks", v4, any4, `{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
+		Entry("IPAM's, with its own gateway", v4, `{"dst":"0.0.0.0/0","gw":"10.1.0.9"}`,
 			`{"dst":"0.0.0.0/0","gw":"10.1.0.9"}`),
-		Entry("IPAM's in table 0, which is the main one", v4, `{"dst":"0.0.0.0/0","table":0}`,
+		Entry("IPAM's in table 0, which means the main one", v4, `{"dst":"0.0.0.0/0","table":0}`,
 			`{"dst":"0.0.0.0/0","gw":"10.1.0.1","table":0}`),
 		Entry("IPAM's in the main table by number", v4, `{"dst":"0.0.0.0/0","table":254}`,
 			`{"dst":"0.0.0.0/0","gw":"10.1.0.1","table":254}`),
-		Entry("IPAM's in another table is another route", v4, `{"dst":"0.0.0.0/0","table":7}`,
+		Entry("IPAM's in another table, and a default route", v4, `{"dst":"0.0.0.0/0","table":7}`,
 			`{"dst":"0.0.0.0/0","table":7},{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
-		Entry("others stay", v6, `{"dst":"10.0.0.0/8"}`, `{"dst":"10.0.0.0/8"},{"dst":"::/0","gw":"2001:db8:1::1"}`),
-		Entry("of one family only", v4+","+v6, any6,
+		Entry("IPAM's others, and a default route", v6, `{"dst":"10.0.0.0/8"}`,
+			`{"dst":"10.0.0.0/8"},{"dst":"::/0","gw":"2001:db8:1::1"}`),
+		Entry("IPAM's of one family, and a default route of the other", v4+","+v6, any6,
 			`{"dst":"::/0","gw":"2001:db8:1::1"},{"dst":"0.0.0.0/0","gw":"10.1.0.1"}`),
 	)
 
-	It("makes no default route without isDefaultGateway", func() {
+	It("has no default route without isDefaultGateway", func() {
 		got, _, err := planned(`"isGateway":true`, v4, "")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(got).NotTo(ContainSubstring("routes"))
 		Expect(got).To(ContainSubstring(`"ips":[{"interface":2,"address":"10.1.0.2/24","gateway":"10.1.0.1"}]`))
 	})
 
-	It("adds no gateway if IPAM gives none and the bridge is not one", func() {
+	It("has no gateway if IPAM returns none and the bridge is not one", func() {
 		got, _, err := planned(`"isGateway":false`, v4, "")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(got).To(ContainSubstring(`"ips":[{"interface":2,"address":"10.1.0.2/24"}]`))
@@ -188,8 +189,8 @@ var _ = Describe("the VLANs of a port", func() {
 		Expect(vlansText(c)).To(Equal(want))
 	},
 		Entry("none", ``, ""),
-		Entry("none of an empty trunk", `"vlanTrunk":[]`, ""),
-		Entry("the one untagged", `"vlan":5`, "5u"),
+		Entry("none with an empty trunk", `"vlanTrunk":[]`, ""),
+		Entry("an untagged one", `"vlan":5`, "5u"),
 		Entry("tagged ones, and VLAN 1 untagged", `"vlanTrunk":[{"id":7}]`, "1u 7"),
 		Entry("tagged ones and VLAN 1 untagged, though it is in the trunk", `"vlanTrunk":[{"minID":1,"maxID":2}]`,
 			"1u 2"),
@@ -210,7 +211,7 @@ func vlansText(c config) string {
 	return strings.Join(words, " ")
 }
 
-var _ = DescribeTable("what a link lacks as a gateway", func(force bool, have, add, remove, refused string) {
+var _ = DescribeTable("a link becomes a gateway by a plan that", func(force bool, have, add, remove, refused string) {
 	var addrs []rtnl.Addr
 	for _, a := range strings.Fields(have) {
 		text, failed := strings.CutSuffix(a, "!") // a duplicate
@@ -226,17 +227,17 @@ var _ = DescribeTable("what a link lacks as a gateway", func(force bool, have, a
 	Expect(strings.Trim(fmt.Sprint(p.Add), "[]")).To(Equal(add))
 	Expect(strings.Trim(fmt.Sprint(p.Remove), "[]")).To(Equal(remove))
 },
-	Entry("both, of a new bridge", false, "fe80::5/64", "10.1.0.1/24 2001:db8:1::1/64", "", ""),
-	Entry("nothing", false, "10.1.0.1/24 2001:db8:1::1/64", "", "", ""),
-	Entry("one", false, "10.1.0.1/24", "2001:db8:1::1/64", "", ""),
-	Entry("nothing, beside another IPv4 address", false, "10.1.0.1/24 10.2.0.1/24 2001:db8:1::1/64", "", "", ""),
-	Entry("another IPv4 address is refused", false, "10.2.0.1/24", "", "", "has address 10.2.0.1/24"),
-	Entry("or replaced", true, "10.2.0.1/24 2001:db8:1::1/64", "10.1.0.1/24", "10.2.0.1/24", ""),
-	Entry("an IPv6 address in another subnet does not conflict", false, "10.1.0.1/24 2001:db8:2::1/64",
+	Entry("adds both addresses to a new bridge", false, "fe80::5/64", "10.1.0.1/24 2001:db8:1::1/64", "", ""),
+	Entry("changes nothing if the link has both", false, "10.1.0.1/24 2001:db8:1::1/64", "", "", ""),
+	Entry("adds the missing one", false, "10.1.0.1/24", "2001:db8:1::1/64", "", ""),
+	Entry("ignores another IPv4 address next to both", false, "10.1.0.1/24 10.2.0.1/24 2001:db8:1::1/64", "", "", ""),
+	Entry("refuses another IPv4 address", false, "10.2.0.1/24", "", "", "has address 10.2.0.1/24"),
+	Entry("replaces another IPv4 address", true, "10.2.0.1/24 2001:db8:1::1/64", "10.1.0.1/24", "10.2.0.1/24", ""),
+	Entry("ignores an IPv6 address in another subnet", false, "10.1.0.1/24 2001:db8:2::1/64",
 		"2001:db8:1::1/64", "", ""),
-	Entry("a duplicate is made again, beside an address that overlaps", false,
+	Entry("adds a duplicate again, although another address overlaps", false,
 		"10.1.0.1/24 2001:db8:1::1/64! 2001:db8:1::5/64", "2001:db8:1::1/64", "2001:db8:1::1/64", ""),
-	Entry("one that overlaps is", false, "10.1.0.1/24 2001:db8:1::2/60", "", "", "has address 2001:db8:1::2/60"),
+	Entry("refuses an overlap", false, "10.1.0.1/24 2001:db8:1::2/60", "", "", "has address 2001:db8:1::2/60"),
 )
 
 var _ = It("has its schema in docs/schema", func() {
@@ -257,7 +258,7 @@ var _ = It("has its schema in docs/schema", func() {
 		trunkRule)
 })
 
-// FuzzCall makes up whole calls.
+// FuzzCall serves fuzzed calls.
 func FuzzCall(f *testing.F) {
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"br","mac":"02:00:00:00:00:09"},
 		{"name":"veth1"},` +

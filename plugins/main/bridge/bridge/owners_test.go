@@ -32,13 +32,13 @@ func newMasqWorld(backend string) masqWorld {
 	return w
 }
 
-// tenant is a network of another name on another bridge, which masquerades nothing that goes to the machine outside.
+// tenant returns another network on another bridge, which does not masquerade packets to the machine outside.
 func (w masqWorld) tenant() Object {
 	return Merge(w.pods, Object{"name": "tenant", "bridge": "brx", "isDefaultGateway": false,
 		"masqExclude": []string{"192.0.2.0/24"}})
 }
 
-// isMasqueraded reports whether the machine outside answers the container, whose address other containers may have.
+// isMasqueraded checks that the machine outside answers the container. Other containers may have its address.
 func (w masqWorld) isMasqueraded(a Attached) {
 	GinkgoHelper()
 	w.Cmd("ip", "neigh", "flush", "dev", "br")
@@ -53,7 +53,7 @@ func (w masqWorld) fails(id string, conf Object, addrs ...string) {
 	Expect(w.Call(call).Code).To(Equal(1))
 }
 
-var _ = It("attaches two containers of a network, whose name is too long for a mark, with one address", func() {
+var _ = It("ADD attaches two containers with one address to a network whose name is too long for a mark", func() {
 	w := newWorld()
 	conf := l3(Object{"name": strings.Repeat("n", 70), "isGateway": true})
 	w.Attach("static", conf, "10.1.0.2/24 10.1.0.1")
@@ -61,7 +61,7 @@ var _ = It("attaches two containers of a network, whose name is too long for a m
 	w.Attach("successor", conf, "10.1.0.2/24 10.1.0.1")
 })
 
-var _ = It("refuses the address that a neighbor's ADD assigned, and not one that the neighbor gave to itself",
+var _ = It("ADD refuses an address that a neighbor's ADD assigned, but not one that the neighbor added itself",
 	Label("live-owners", "kernel"), func() {
 		w := newWorld()
 		w.LendAddrs("pod", "10.1.0.2/24 10.1.0.1")
@@ -100,7 +100,7 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 			var w masqWorld
 			BeforeEach(func() { w = newMasqWorld(backend) })
 
-			It("stays when another network attaches its address to another bridge, and ends", func() {
+			It("stays when a container of another network and bridge with its address comes and goes", func() {
 				pod := w.Attach("pod", w.pods, addr)
 				w.isMasqueraded(pod)
 				for range 2 {
@@ -118,7 +118,7 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 				Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.1.0"))
 			})
 
-			It("stays when its static successor is added before it ends", func() {
+			It("stays when a successor with its address is attached before its DEL", func() {
 				for _, first := range []int{0, 1} {
 					both := []Attached{w.Attach("old", w.pods, addr), w.Attach("new", w.pods, addr)}
 					for _, a := range both {
@@ -133,7 +133,7 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 				}
 			})
 
-			It("stays when its static successor is rolled back", func() {
+			It("stays when a successor with its address is rolled back", func() {
 				old := w.Attach("old", w.pods, addr)
 				w.fails("new", w.pods, addr)
 				w.isMasqueraded(old)
@@ -170,7 +170,7 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 		})
 	}
 
-	It("is its own where another network attached its address first", func() {
+	It("works if another network attached its address first", func() {
 		w := newMasqWorld("nftables")
 		tenant := w.Attach("tenant", w.tenant(), ownRoute)
 		pod := w.Attach("pod", w.pods, addr)
@@ -182,7 +182,7 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 
 	key := func(w masqWorld) string { return w.Cmd("nft", "list", "map", "inet", "hawser", "masq4_v2") }
 
-	It("is for packets that the gateway of its VLAN receives", func() {
+	It("matches packets that the gateway of its VLAN receives", func() {
 		nstest.Need("vlan_filtering")
 		w := newMasqWorld("nftables")
 		w.SetBridgeNF(false) // so that NAT is decided after routing, not in the bridge
@@ -194,12 +194,12 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 		Expect(key(w)).NotTo(ContainSubstring("10.1.0.2"))
 	})
 
-	It("is for packets that an administrator's interface receives, where ADD makes no gateway", func() {
+	It("matches packets that an administrator's interface receives if ADD creates no gateway", func() {
 		w := newMasqWorld("nftables")
 		first := w.Attach("first", conf())
 		w.IP("link add br.7 type veth peer name port7", "link set port7 master br up", "link set br.7 up",
 			"addr add 10.7.0.1/24 dev br.7")
-		w.SetSysctl("net/ipv4/conf/br/arp_ignore", "1") // otherwise the bridge answers for br.7, too
+		w.SetSysctl("net/ipv4/conf/br/arp_ignore", "1") // otherwise the bridge also answers for br.7
 		w.SetBridgeNF(false)                            // so that NAT is decided after routing, not in the bridge
 		pod := w.Attach("pod", Merge(w.pods, Object{"isDefaultGateway": false}), "10.7.0.2/24")
 		IP(pod.Host, "route add default via 10.7.0.1")
@@ -211,7 +211,7 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 		w.Succeeds(first.As("DEL"))
 	})
 
-	It("keeps its rules where a successor on the bridge wants others, which says so and gets them afterwards", func() {
+	It("keeps its rules until DEL if a successor on the bridge needs others, whose ADD warns about it", func() {
 		w := newMasqWorld("nftables")
 		old := w.Attach("old", w.pods, addr)
 		w.LendAddrs("new", addr)
@@ -248,7 +248,7 @@ const layoutBefore = `table inet hawser {
 }
 `
 
-var _ = Describe("a container whose masquerade an earlier version made", Label("live-owners", "kernel"), func() {
+var _ = Describe("a container whose masquerade an earlier version created", Label("live-owners", "kernel"), func() {
 	var w masqWorld
 	var old Attached
 	BeforeEach(func() {
@@ -260,7 +260,7 @@ var _ = Describe("a container whose masquerade an earlier version made", Label("
 	})
 	next := func() Attached { return w.Attach("next", w.pods, "10.1.0.3/24 10.1.0.1") }
 
-	It("keeps it beside new ones, passes CHECK, and leaves nothing", func() {
+	It("keeps it next to new ones, passes CHECK, and leaves nothing", func() {
 		for range 2 {
 			w.isMasqueraded(old)
 			w.Succeeds(old.As("CHECK"))
@@ -276,14 +276,14 @@ var _ = Describe("a container whose masquerade an earlier version made", Label("
 		w.isMasqueraded(next())
 	})
 
-	It("loses it by DEL without a result, and by GC, which keep others'", func() {
+	It("loses it by DEL without a result, which keeps the others'", func() {
 		a := next()
 		w.Succeeds(Call{ID: "old", Command: "DEL", Conf: w.pods})
 		Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.1.0.2"))
 		w.isMasqueraded(a)
 	})
 
-	It("loses it by GC", func() {
+	It("loses it by GC, which keeps the others'", func() {
 		a := next()
 		w.Succeeds(Call{Command: "GC", Conf: Merge(w.pods, Object{
 			"cni.dev/valid-attachments": []Object{{"containerID": "next", "ifname": "eth0"}}})})

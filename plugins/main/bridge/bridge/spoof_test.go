@@ -19,7 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// vlans lists a port's VLANs as bridge(8) sees them: "5u" is VLAN 5, untagged and the port's own.
+// vlans lists a port's VLANs as bridge(8) shows them. "5u" is VLAN 5, untagged and the port's PVID.
 func (w *world) vlans(port string) string {
 	GinkgoHelper()
 	var ports []struct {
@@ -51,7 +51,7 @@ func (w *world) vlans(port string) string {
 }
 
 var _ = Describe("a kernel without VLAN filtering", func() {
-	DescribeTable("is code 2 with the key and its value", func(more Object, says string) {
+	DescribeTable("causes code 2, with the value, for the key", func(more Object, says string) {
 		w := newWorld()
 		if w.Run(nstest.Program{Path: "ip",
 			Args: strings.Fields("link add filtering type bridge vlan_filtering 1")}).Exit == 0 {
@@ -75,7 +75,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		w = newWorld()
 	})
 
-	DescribeTable("of the port are", func(more Object, want string) {
+	DescribeTable("of the port are set by", func(more Object, want string) {
 		a := w.Attach("one", conf(more))
 		Expect(Show(w.Host, "br").Linkinfo.Data.Filtering).To(Equal(1))
 		Expect(w.vlans(hostEnd(a.Result))).To(Equal(want))
@@ -84,16 +84,16 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 	},
 		Entry("vlan", Object{"vlan": 100}, "100u"),
 		Entry("vlan 1, which is the default one", Object{"vlan": 1}, "1u"),
-		Entry("vlan, the default one kept", Object{"vlan": 100, "preserveDefaultVlan": true},
+		Entry("vlan and preserveDefaultVlan", Object{"vlan": 100, "preserveDefaultVlan": true},
 			"1(Egress Untagged) 100u"),
-		Entry("trunk", Object{"vlanTrunk": []Object{{"id": 7}, {"minID": 10, "maxID": 12}}}, "1u 7 10 11 12"),
-		Entry("trunk with a VLAN of its own", Object{"vlan": 5, "vlanTrunk": []Object{{"minID": 4, "maxID": 6}}},
+		Entry("vlanTrunk", Object{"vlanTrunk": []Object{{"id": 7}, {"minID": 10, "maxID": 12}}}, "1u 7 10 11 12"),
+		Entry("vlan and vlanTrunk", Object{"vlan": 5, "vlanTrunk": []Object{{"minID": 4, "maxID": 6}}},
 			"4 5u 6"),
-		Entry("all of them", Object{"vlanTrunk": []Object{{"minID": 1, "maxID": 4094}}}, "1u "+span(2, 4094)),
-		Entry("an empty trunk", Object{"vlanTrunk": []Object{}}, "1u"),
+		Entry("a vlanTrunk of all", Object{"vlanTrunk": []Object{{"minID": 1, "maxID": 4094}}}, "1u "+span(2, 4094)),
+		Entry("an empty vlanTrunk", Object{"vlanTrunk": []Object{}}, "1u"),
 	)
 
-	It("keep containers apart", func() {
+	It("separate containers", func() {
 		a, b := w.Attach("one", conf(Object{"vlan": 100})), w.Attach("two", conf(Object{"vlan": 100}))
 		c := w.Attach("three", conf(Object{"vlan": 200}))
 		from, same, other := a.Host.Wiretap("eth0"), b.Host.Wiretap("eth0"), c.Host.Wiretap("eth0")
@@ -102,7 +102,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		other.Nothing()
 	})
 
-	It("reach a trunk tagged, and the gateway of the VLAN", func() {
+	It("connect a port to a trunk, with tags, and to the gateway of its VLAN", func() {
 		nstest.Need("8021q")
 		gateway := Object{"isGateway": true, "vlan": 100}
 		a := w.Attach("one", l3(gateway), "10.1.0.2/24", "2001:db8:1::2/64")
@@ -132,7 +132,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		Expect(Names(w.Host, "")).To(ContainElement("br.100"))
 	})
 
-	DescribeTable("CHECK finds", func(command, says string) {
+	DescribeTable("are verified by CHECK, which finds", func(command, says string) {
 		a := w.Attach("one", l3(Object{"isGateway": true, "vlan": 100, "vlanTrunk": []Object{{"id": 7}}}),
 			"10.1.0.2/24")
 		w.Succeeds(a.As("CHECK"))
@@ -144,16 +144,16 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(ContainSubstring(says))
 	},
 		Entry("a missing VLAN", "bridge vlan del vid 7 dev PORT", "vlan 7 is missing"),
-		Entry("another VLAN of the port's own", "bridge vlan add vid 100 dev PORT", "vlan 100 is missing"),
-		Entry("one VLAN more", "bridge vlan add vid 8 dev PORT", "vlan 8 is unexpected"),
+		Entry("an untagged VLAN that became tagged", "bridge vlan add vid 100 dev PORT", "vlan 100 is missing"),
+		Entry("an additional VLAN", "bridge vlan add vid 8 dev PORT", "vlan 8 is unexpected"),
 		Entry("the gateway down", "ip link set br.100 down", "br.100"),
-		Entry("the gateway gone", "ip link del br.100", "br.100"),
-		Entry("the gateway's address gone", "ip addr del 10.1.0.1/24 dev br.100", "10.1.0.1/24"),
+		Entry("a missing gateway", "ip link del br.100", "br.100"),
+		Entry("a missing address of the gateway", "ip addr del 10.1.0.1/24 dev br.100", "10.1.0.1/24"),
 		Entry("the gateway's port out of the bridge", "ip link set GWPORT nomaster", "is not a port"),
 		Entry("the gateway's port in another VLAN", "bridge vlan del vid 100 dev GWPORT", "vlan 100 is missing"),
 	)
 
-	It("need a bridge that filters: one that does not is used as found, and it is said", func() {
+	It("cause a warning on an existing bridge without VLAN filtering, which ADD does not turn on", func() {
 		IP(w.Host, "link add name br up type bridge")
 		cont := nstest.NewNetns()
 		a := w.Call(Call{Command: "ADD", Netns: cont.Path, Conf: conf(Object{"vlan": 100})})
@@ -162,7 +162,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		Expect(Show(w.Host, "br").Linkinfo.Data.Filtering).To(BeZero())
 	})
 
-	It("finish the gateway that a killed ADD left half made", func() {
+	It("get a complete gateway after a killed ADD left an incomplete one", func() {
 		c := l3(Object{"isGateway": true, "vlan": 100})
 		w.Attach("one", c, "10.1.0.2/24")
 		var gw []struct{ Link string }
@@ -172,7 +172,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		Expect(Ping(b.Host, "10.1.0.1")).To(BeTrue())
 	})
 
-	It("have their gateway again on a bridge that was deleted and made again", func() {
+	It("get their gateway again after the bridge was deleted", func() {
 		c := l3(Object{"isGateway": true, "vlan": 100})
 		w.Attach("one", c, "10.1.0.2/24")
 		IP(w.Host, "link del dev br")
@@ -181,7 +181,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		w.Succeeds(b.As("CHECK"))
 	})
 
-	It("use a gateway of the administrator's as it is", func() {
+	It("use a gateway that an administrator created", func() {
 		nstest.Need("8021q")
 		IP(w.Host, "link add name br up type bridge vlan_filtering 1")
 		IP(w.Host, "link add link br name br.100 type vlan id 100")
@@ -191,7 +191,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		w.Succeeds(a.As("CHECK"))
 	})
 
-	It("keep the MAC address of a gateway that takes its own from the bridge, whichever container goes",
+	It("keep the MAC address of a gateway that follows the bridge's while a container is detached",
 		Label("gateway-mac"), func() {
 			nstest.Need("8021q")
 			w.Host.IP("link add name br up type bridge vlan_filtering 1", "link add link br name br.7 type vlan id 7",
@@ -207,14 +207,14 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		Expect(w.Cmd("cat", "/sys/class/net/br.7/addr_assign_type")).To(HavePrefix("3"))
 	})
 
-	It("have a gateway whose port leaves the bridge its MTU", Label("bridge-mtu"), func() {
+	It("have a gateway whose port does not lower the bridge's MTU", Label("bridge-mtu"), func() {
 		large := w.Attach("one", conf())
 		a := w.Attach("two", l3(Object{"isGateway": true, "vlan": 100, "mtu": 1000}), "10.1.0.2/24")
 		Expect(Show(w.Host, "br.100").MTU).To(Equal(1000))
 		Expect(Show(w.Host, "br").MTU).To(Equal(1500))
 		w.Succeeds(a.As("CHECK"))
 
-		By("as long as a container has it")
+		By("until no other port has the larger MTU")
 		w.Succeeds(large.As("DEL"))
 		w.Attach("three", conf(Object{"mtu": 1000}))
 		Expect(Show(w.Host, "br").MTU).To(Equal(1000))
@@ -261,14 +261,14 @@ const spoofTablePrinted = `table bridge hawser {
 }
 `
 
-// spoofed is the check of a port, called as the attachment's host end when port is empty.
+// spoofed returns the check of a port. An empty port stands for the attachment's host end.
 func spoofed(id, ifName, port string, mac byte) spoofCheck {
 	a := cni.Attachment{Network: "net1", ContainerID: id, IfName: ifName}
 	return spoofCheck{Attachment: a, Port: cmp.Or(port, iface.HostNames(a)[0]), MAC: net.HardwareAddr{2, 0, 0, 0, 0,
 		mac}}
 }
 
-// inHost runs fn in the host with a connection of its own.
+// inHost runs fn in the host with a new connection.
 func inHost(h *nstest.Host, fn func(context.Context, *nft.Conn) error) error {
 	GinkgoHelper()
 	var err error
@@ -343,7 +343,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 			Not(ContainSubstring("02:00:00:00:00:66"))))
 	})
 
-	It("prints as an administrator would write it, with its owner, and reloads", func() {
+	It("is printed in the form that nft reads, with its owner, and can be reloaded", func() {
 		Expect(add(one)).To(Succeed())
 		want := strings.ReplaceAll(spoofTablePrinted, "MARK", one.Attachment.Mark())
 		Expect(ruleset()).To(Equal(want))
@@ -353,7 +353,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		Expect(check(one)).To(Succeed())
 	})
 
-	It("has one rule for all, and gives a port that has a new owner only the new address", func() {
+	It("has one rule for all ports, and only the new owner's address for a reused port", func() {
 		two := spoofed("c2", "eth0", "veth2", 2)
 		Expect(add(one)).To(Succeed())
 		Expect(add(two)).To(Succeed())
@@ -369,7 +369,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		Expect(check(reused)).To(Succeed())
 	})
 
-	DescribeTable("sees what was changed, and the next one repairs what all share", func(change string, repaired bool) {
+	DescribeTable("finds, and the next ADD restores if all share it, the loss of", func(change string, repaired bool) {
 		Expect(add(one)).To(Succeed())
 		host.Cmd("sh", "-c", change)
 		Expect(check(one)).NotTo(Succeed())
@@ -385,7 +385,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		Entry("everything", "nft flush ruleset", false),
 	)
 
-	It("deletes and collects its own only, also where there is nothing", func() {
+	It("is deleted and collected only for its owner, and need not exist", func() {
 		Expect(del(one)).To(Succeed())
 		Expect(collect()).To(Succeed())
 		Expect(ruleset()).To(BeEmpty())
@@ -408,7 +408,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		Expect(check(elsewhere)).To(Succeed())
 	})
 
-	It("takes no lock for an attachment without a check", func() {
+	It("is deleted without the lock if the attachment has none", func() {
 		Expect(add(spoofed("c1", "eth0", "", 1))).To(Succeed())
 		host.Do(func() {
 			held := nstest.Must(statefile.LockFile(context.Background(), nft.LockPath, 0o600))
@@ -423,14 +423,14 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		})
 	})
 
-	It("has nothing to delete for a container whose ID no chain could be named after", func() {
+	It("is deleted for a container whose ID is too long for the name of a chain", func() {
 		long := spoofed(strings.Repeat("c", 300), "eth0", "", 1)
 		Expect(add(long)).To(Succeed())
 		Expect(del(long)).To(Succeed())
 		Expect(ruleset()).NotTo(ContainSubstring("ccc"))
 	})
 
-	// reference has the reference plugin check the ports of containers c1 and so on.
+	// reference attaches containers with the reference plugin, which checks their ports.
 	reference := func(ref nstest.Reference, ids ...string) {
 		GinkgoHelper()
 		for _, id := range ids {
@@ -443,7 +443,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 	}
 
 	for _, ref := range nstest.QuickReferences() {
-		It("accepts and deletes what the reference made, "+ref.Name, Label("reference-left"), func() {
+		It("of "+ref.Name+" passes CHECK, and is deleted", Label("reference-left"), func() {
 			reference(ref, "c1", "c2")
 			Expect(ruleset()).To(ContainSubstring("cni-br-iface-c1-eth0-mac"))
 			Expect(check(one)).To(Succeed())
