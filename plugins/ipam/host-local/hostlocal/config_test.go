@@ -50,37 +50,37 @@ func show(cfg *config) string {
 	return strings.Join(words, "; ")
 }
 
-var _ = DescribeTable("ranges", func(want, ipam string, more ...string) {
+var _ = DescribeTable("parses ranges:", func(want, ipam string, more ...string) {
 	Expect(show(nstest.Must(Plugin().Parse(request(ipam, more...))))).To(Equal(want))
 },
 	Entry("one", "10.1.2.1-10.1.2.254 gw 10.1.2.1", `"ranges":[[{"subnet":"10.1.2.0/24"}]]`),
-	Entry("the old single one", "10.1.2.3-10.1.2.9 gw 10.1.2.2",
+	Entry("one in the old form", "10.1.2.3-10.1.2.9 gw 10.1.2.2",
 		`"subnet":"10.1.2.0/24","rangeStart":"10.1.2.3","rangeEnd":"10.1.2.9","gateway":"10.1.2.2"`),
 	Entry("keys in any case", "10.1.2.1-10.1.2.254 gw 10.1.2.1", `"Ranges":[[{"SUBNET":"10.1.2.0/24"}]]`),
-	Entry("the order of all sources",
+	Entry("those of all sources, in their order",
 		"10.1.0.1-10.1.0.254 gw 10.1.0.1; 10.2.0.1-10.2.0.254 gw 10.2.0.1; 10.3.0.1-10.3.0.254 gw 10.3.0.1",
 		`"subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]`,
 		`"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}]]}`),
 	Entry("several in a set", "10.1.0.1-10.1.0.254,10.1.9.1-10.1.9.254 gw 10.1.0.1 gw 10.1.9.1",
 		`"ranges":[[{"subnet":"10.1.0.0/24"},{"subnet":"10.1.9.0/24"}]]`),
-	Entry("network and broadcast address, when said", "10.1.2.0-10.1.2.255 gw 10.1.2.1",
+	Entry("one that includes network and broadcast address", "10.1.2.0-10.1.2.255 gw 10.1.2.1",
 		`"ranges":[[{"subnet":"10.1.2.0/24","rangeStart":"10.1.2.0","rangeEnd":"10.1.2.255"}]]`),
-	Entry("a gateway elsewhere",
+	Entry("one with a gateway outside its subnet",
 		"10.1.2.1-10.1.2.254 gw 192.0.2.1", `"ranges":[[{"subnet":"10.1.2.0/24","gateway":"192.0.2.1"}]]`),
-	Entry("any spelling of an address",
+	Entry("addresses in any spelling",
 		"2001:db8::a-2001:db8::ffff:ffff:ffff:ffff gw 2001:db8::1; 10.1.2.7-10.1.2.254 gw 10.1.2.1",
 		`"ranges":[[{"subnet":"2001:DB8:0::/64","rangeStart":"2001:0db8::000A"}],
 			[{"subnet":"10.1.2.0/24","rangeStart":"::ffff:10.1.2.7"}]]`),
-	Entry("empty texts as absent ones",
+	Entry("empty texts, which stand for missing ones",
 		"10.1.2.1-10.1.2.254 gw 10.1.2.1", `"ranges":[[{"subnet":"10.1.2.0/24","rangeStart":"","gateway":""}]]`),
-	Entry("none yet, where the runtime will send them", "", ``, `"capabilities":{"ipRanges":true}`))
+	Entry("none, if the runtime sends them later", "", ``, `"capabilities":{"ipRanges":true}`))
 
-var _ = DescribeTable("what is refused", func(want, ipam string, more ...string) {
+var _ = DescribeTable("refuses", func(want, ipam string, more ...string) {
 	_, err := Plugin().Parse(request(ipam, more...))
 	Expect(err).To(MatchError(want))
 	Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 },
-	Entry("nothing", "ipam.ranges: no ranges to assign addresses from", ``),
+	Entry("a configuration without ranges", "ipam.ranges: no ranges to assign addresses from", ``),
 	Entry("a start outside", "ipam.ranges[0][1].rangeStart: 10.1.4.1 is not in the subnet 10.1.3.0/24",
 		`"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.1.3.0/24","rangeStart":"10.1.4.1"}]]`),
 	Entry("an end before the start",
@@ -94,7 +94,7 @@ var _ = DescribeTable("what is refused", func(want, ipam string, more ...string)
 			"runtimeConfig.ipRanges[0][0], 10.1.0.1-10.1.255.254",
 		`"ranges":[[{"subnet":"10.1.2.0/24"}]]`, `"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/16"}]]}`))
 
-var _ = DescribeTable("refuses more than it can compare in time, but not in DEL", Label("sizes"),
+var _ = DescribeTable("refuses lists that take too long to compare, but not in DEL", Label("sizes"),
 	func(want string, ipam func() string, more ...string) {
 		text := fmt.Sprintf(`"dataDir": %q, `, GinkgoT().TempDir()) + ipam()
 		_, err := Plugin().Parse(request(text, more...))
@@ -120,15 +120,15 @@ var _ = DescribeTable("refuses more than it can compare in time, but not in DEL"
 
 func repeated(text string, n int) string { return strings.TrimSuffix(strings.Repeat(text+",", n), ",") }
 
-var _ = DescribeTable("tells what to write instead", func(want, ipam string) {
+var _ = DescribeTable("suggests a correction for", func(want, ipam string) {
 	_, err := Plugin().Parse(request(ipam))
 	Expect(cni.ProblemsOf(err)).To(ConsistOf(HaveField("Suggestion", want)))
 },
-	Entry("of a subnet with host bits", `write "10.1.2.0/24"`, `"subnet":"10.1.2.1/24"`),
-	Entry("of a default route", `write "0.0.0.0/0", or "::/0" for IPv6`, slash24+`,"routes":[{"dst":"default"}]`),
-	Entry("of no route", `write "dst": "0.0.0.0/0" for the default route`, slash24+`,"routes":[{"gw":"10.1.2.1"}]`))
+	Entry("a subnet with host bits", `write "10.1.2.0/24"`, `"subnet":"10.1.2.1/24"`),
+	Entry("a default route by name", `write "0.0.0.0/0", or "::/0" for IPv6`, slash24+`,"routes":[{"dst":"default"}]`),
+	Entry("a lack of dst", `write "dst": "0.0.0.0/0" for the default route`, slash24+`,"routes":[{"gw":"10.1.2.1"}]`))
 
-var _ = It("refuses everything that is wrong at once, in the order of the sources", func() {
+var _ = It("reports all errors together, in the order of the sources", func() {
 	req := request(`"ranges":[[{"subnet":"10.1.2.1/24"},{"subnet":"10.1.3.0/24","rangeStart":"x",
 		"rangeEnd":"10.1.4.1","gateway":"::1"}],[],[{"subnet":"5"}]],
 		"routes":[{"gw":"y"},{"dst":"::/0","advmss":-5}],"statusOnExhaustion":"no"`,
@@ -152,7 +152,7 @@ var _ = It("refuses everything that is wrong at once, in the order of the source
 		`7 runtimeConfig.ips[1]: "z" is not an IP address`))
 })
 
-var _ = DescribeTable("old versions have room for one address of each family", func(version, ranges string, ok bool) {
+var _ = DescribeTable("limits old versions to one address of each family:", func(version, ranges string, ok bool) {
 	req := request(ranges)
 	req.Version = version
 	_, err := Plugin().Parse(req)
@@ -170,7 +170,7 @@ var _ = DescribeTable("old versions have room for one address of each family", f
 	Entry("0.2.0, one of each", "0.2.0", `"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"2001:db8::/64"}]]`, true),
 	Entry("0.3.0, two of IPv4", "0.3.0", `"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"10.2.0.0/24"}]]`, true))
 
-var _ = Describe("addresses asked for", func() {
+var _ = Describe("requested addresses", func() {
 	It("come from all sources, each once, in this order", func() {
 		wire := &wireConfig{}
 		wire.RuntimeConfig.IPs = []string{"10.1.2.9", "::ffff:10.1.2.7", "10.1.2.6"}
@@ -184,17 +184,17 @@ var _ = Describe("addresses asked for", func() {
 			"10.1.2.9 7 args.cni.ips[1]", "10.1.2.6 7 runtimeConfig.ips[2]"}))
 	})
 
-	DescribeTable("in CNI_ARGS that are wrong are code 4", func(args, want string) {
+	DescribeTable("are refused with code 4 if CNI_ARGS has", func(args, want string) {
 		req := request(slash24)
 		req.Args = args
 		_, err := Plugin().Parse(req)
 		Expect(err).To(MatchError(ContainSubstring(want)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
 	},
-		Entry("no address", "IP=x", `CNI_ARGS IP: "x" is not an IP address`),
-		Entry("unknown key", "IPP=10.1.2.3", "IPP"))
+		Entry("an invalid address", "IP=x", `CNI_ARGS IP: "x" is not an IP address`),
+		Entry("an unknown key", "IPP=10.1.2.3", "IPP"))
 
-	DescribeTable("are spread over the sets", func(want string, list ...string) {
+	DescribeTable("are assigned to the sets:", func(want string, list ...string) {
 		sets := []ranges.Set{set("10.0.0.0/24"), set("10.0.1.0/24"), set("2001:db8::/64"),
 			set("10.0.3.0/29", "10.0.4.0/29 gw 10.0.3.3")}
 		var asked []ranges.Requested
@@ -214,7 +214,7 @@ var _ = Describe("addresses asked for", func() {
 	},
 		Entry("one", "invalid IP 10.0.1.5 invalid IP invalid IP", "10.0.1.5"),
 		Entry("all, in any order", "10.0.0.7 10.0.1.5 2001:db8::9 invalid IP", "2001:db8::9", "10.0.1.5", "10.0.0.7"),
-		Entry("outside",
+		Entry("one outside all sets",
 			"ips[1]: 10.9.9.9 is in none of the ranges "+
 				"(10.0.0.1-10.0.0.254, 10.0.1.1-10.0.1.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff, "+
 				"10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6): failed to allocate all requested IPs: 10.9.9.9",
@@ -263,7 +263,7 @@ func set(texts ...string) ranges.Set {
 	return s
 }
 
-var _ = DescribeTable("the range of a subnet", func(subnet, want string) {
+var _ = DescribeTable("derives the range of", func(subnet, want string) {
 	r, err := ranges.Wire{Subnet: &subnet}.Parse("ipam")
 	if err != nil {
 		Expect(err).To(MatchError("ipam.subnet: " + subnet + " " + want))
@@ -271,22 +271,22 @@ var _ = DescribeTable("the range of a subnet", func(subnet, want string) {
 	}
 	Expect(fmt.Sprintf("%s gw %s", r, r.Gateway)).To(Equal(want))
 },
-	Entry("IPv4 leaves out network and broadcast", "10.1.2.0/24", "10.1.2.1-10.1.2.254 gw 10.1.2.1"),
+	Entry("an IPv4 subnet without network and broadcast", "10.1.2.0/24", "10.1.2.1-10.1.2.254 gw 10.1.2.1"),
 	Entry("the smallest IPv4 subnet", "10.1.2.4/30", "10.1.2.5-10.1.2.6 gw 10.1.2.5"),
 	Entry("a point-to-point subnet",
 		"10.1.2.4/31", "is too small: the network, its gateway and one address need a /30"),
 	Entry("a host", "10.1.2.4/32", "is too small: the network, its gateway and one address need a /30"),
-	Entry("host bits", "10.1.2.4/24", "has host bits set, the network is 10.1.2.0/24"),
+	Entry("a subnet with host bits", "10.1.2.4/24", "has host bits set, the network is 10.1.2.0/24"),
 	Entry("all of IPv4", "0.0.0.0/0", "0.0.0.1-255.255.255.254 gw 0.0.0.1"),
-	Entry("IPv6 ends with the last address",
+	Entry("an IPv6 subnet up to its last address",
 		"2001:db8::/64", "2001:db8::1-2001:db8::ffff:ffff:ffff:ffff gw 2001:db8::1"),
-	Entry("too small IPv6", "2001:db8::/127", "is too small: the network, its gateway and one address need a /126"),
-	Entry("IPv6 whose numbers fit in four bytes", "::100:0/112", "::100:1-::100:ffff gw ::100:1"),
+	Entry("a tiny IPv6 subnet", "2001:db8::/127", "is too small: the network, its gateway and one address need a /126"),
+	Entry("an IPv6 subnet whose numbers fit in four bytes", "::100:0/112", "::100:1-::100:ffff gw ::100:1"),
 	Entry("the end of IPv6", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0/124",
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"+
 			" gw ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1"))
 
-var _ = DescribeTable("the order of a set", func(s ranges.Set, last, want string) {
+var _ = DescribeTable("tries the addresses of a set", func(s ranges.Set, last, want string) {
 	addr, _ := netip.ParseAddr(last)
 	var runs []string
 	var begin, end netip.Addr
@@ -301,20 +301,20 @@ var _ = DescribeTable("the order of a set", func(s ranges.Set, last, want string
 	Expect(strings.Join(runs, " ")).To(Equal(want))
 },
 	Entry("from the start", set("10.0.0.0/29"), "", "10.0.0.2-10.0.0.6"),
-	Entry("after the last, round to it", set("10.0.0.0/29"), "10.0.0.4", "10.0.0.5-10.0.0.6 10.0.0.2-10.0.0.4"),
+	Entry("after the last one, around to it", set("10.0.0.0/29"), "10.0.0.4", "10.0.0.5-10.0.0.6 10.0.0.2-10.0.0.4"),
 	Entry("after the start", set("10.0.0.0/29 gw 10.0.0.6"), "10.0.0.1", "10.0.0.2-10.0.0.5 10.0.0.1-10.0.0.1"),
-	Entry("after one that is in no range now", set("10.0.0.0/29"), "10.0.9.4", "10.0.0.2-10.0.0.6"),
-	Entry("after what is the gateway now", set("10.0.0.0/29 gw 10.0.0.4"), "10.0.0.4",
+	Entry("from the start, if the last one is in no range now", set("10.0.0.0/29"), "10.0.9.4", "10.0.0.2-10.0.0.6"),
+	Entry("after an address that is the gateway now", set("10.0.0.0/29 gw 10.0.0.4"), "10.0.0.4",
 		"10.0.0.5-10.0.0.6 10.0.0.1-10.0.0.3"),
-	Entry("a gateway in the middle", set("10.0.0.0/29 gw 10.0.0.4"), "", "10.0.0.1-10.0.0.3 10.0.0.5-10.0.0.6"),
-	Entry("a gateway outside", set("10.0.0.0/29 gw 192.0.2.1"), "", "10.0.0.1-10.0.0.6"),
-	Entry("a gateway in another range of the set",
+	Entry("except a gateway in the middle", set("10.0.0.0/29 gw 10.0.0.4"), "", "10.0.0.1-10.0.0.3 10.0.0.5-10.0.0.6"),
+	Entry("without a gateway in it", set("10.0.0.0/29 gw 192.0.2.1"), "", "10.0.0.1-10.0.0.6"),
+	Entry("except gateways of other ranges",
 		set("10.0.0.0/29", "10.0.1.0/29 gw 10.0.0.4", "10.0.2.0/29 10.0.2.6-10.0.2.6 gw 10.0.0.3"), "10.0.0.4",
 		"10.0.0.5-10.0.0.6 10.0.1.1-10.0.1.6 10.0.2.6-10.0.2.6 10.0.0.2-10.0.0.2"),
-	Entry("only the gateway", set("10.0.0.0/29 10.0.0.1-10.0.0.1"), "", ""),
-	Entry("only one address, given away before",
+	Entry("which is only the gateway", set("10.0.0.0/29 10.0.0.1-10.0.0.1"), "", ""),
+	Entry("which has one address, the last one",
 		set("10.0.0.0/29 10.0.0.3-10.0.0.3"), "10.0.0.3", "10.0.0.3-10.0.0.3"),
-	Entry("through other ranges",
+	Entry("in all of its ranges",
 		set("10.0.0.0/29 10.0.0.2-10.0.0.4", "10.0.1.0/29", "10.0.2.0/29 10.0.2.3-10.0.2.3"), "10.0.1.3",
 		"10.0.1.4-10.0.1.6 10.0.2.3-10.0.2.3 10.0.0.2-10.0.0.4 10.0.1.2-10.0.1.3"),
 	Entry("at the top of IPv4", set("255.255.255.252/30 255.255.255.252-255.255.255.255"), "255.255.255.255",
@@ -408,11 +408,11 @@ func FuzzFiles(f *testing.F) {
 		before := foreignLeases(readLeases(t, base))
 		for _, command := range []string{"ADD", "CHECK", "STATUS", "ADD", "DEL", "GC", "DEL"} {
 			if owner, taken := before[fuzzCall(t, base, command, "one")]; taken {
-				t.Fatalf("gave what %q holds", owner)
+				t.Fatalf("assigned an address of %q", owner)
 			}
 		}
 		if after := foreignLeases(readLeases(t, base)); !maps.Equal(before, after) {
-			t.Fatalf("the files of others were\n%q and are\n%q", before, after)
+			t.Fatalf("leases of other owners were\n%q and are\n%q", before, after)
 		}
 	})
 }
@@ -462,9 +462,9 @@ func FuzzIndex(f *testing.F) {
 		}
 		given := readLeases(t, base)
 		write(t, file, index)
-		for _, id := range []string{"c", "d", "e", "f"} { // one more than are free
+		for _, id := range []string{"c", "d", "e", "f"} { // one more than the free addresses
 			if owner, taken := given[fuzzCall(t, base, "ADD", id)]; taken {
-				t.Fatalf("gave what %q holds", owner)
+				t.Fatalf("assigned an address of %q", owner)
 			}
 			given = readLeases(t, base)
 		}
@@ -512,7 +512,7 @@ func readLeases(t *testing.T, base string) map[string]string {
 	}
 	held := map[string]string{}
 	for _, e := range entries {
-		owner := e.Type().String() // nothing that is no file is anybody's to take
+		owner := e.Type().String() // other kinds of entries must not be assigned either
 		if e.Type().IsRegular() {
 			data, err := os.ReadFile(filepath.Join(base, "net", e.Name()))
 			if err != nil {

@@ -82,7 +82,7 @@ func (n network) call(command, id string) Call {
 	return Call{Command: command, ID: id, Netns: "/not/looked/at", Conf: conf}
 }
 
-// add makes ADDs, which must succeed, and returns the addresses.
+// add runs ADDs, which must succeed, and returns the addresses.
 func (n network) add(ids ...string) (list []string) {
 	GinkgoHelper()
 	for _, id := range ids {
@@ -106,14 +106,14 @@ func (n network) succeeds(command string, ids ...string) {
 	}
 }
 
-// fails makes a call, which must fail with the code, and returns the message.
+// fails runs a call, which must fail with the code, and returns the message.
 func (n network) fails(command, id string, code uint) string {
 	GinkgoHelper()
 	message, _, _ := strings.Cut(n.Fails(n.call(command, id), code), "\n")
 	return message
 }
 
-// gc makes a GC in which the eth0 of each of the containers is valid.
+// gc runs a GC in which the eth0 of each of the containers is valid.
 func (n network) gc(valid ...string) {
 	GinkgoHelper()
 	list := []Object{}
@@ -184,7 +184,7 @@ func flock(path string) (release func()) {
 	return func() { f.Close() }
 }
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "update the golden files")
 
 var _ = Describe("ADD", func() {
 	It("writes the reference's format byte for byte", Label("leases-format"), func() {
@@ -205,7 +205,7 @@ var _ = Describe("ADD", func() {
 		Expect(nstest.Must(os.Stat(n.dir())).Mode().Perm()).To(BeEquivalentTo(0o755))
 	})
 
-	It("goes round the range, releases or not, past what is taken", func() {
+	It("goes around the range, also after a release, and skips reserved addresses", func() {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/29"}]]`)
 		n.write("10.1.2.4", "the printer's")
 		var got []string
@@ -218,7 +218,7 @@ var _ = Describe("ADD", func() {
 			"10.1.2.2 10.1.2.3 10.1.2.5 10.1.2.6 10.1.2.2 10.1.2.3 10.1.2.5 10.1.2.6 10.1.2.2"))
 	})
 
-	DescribeTable("answers in the version asked for", Label("versions"), func(version string) {
+	DescribeTable("answers in the requested version", Label("versions"), func(version string) {
 		dns := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
 		text := "nameserver 192.0.2.53\nsearch example.org\noptions ndots:2\ndomain example.com\n"
 		Expect(os.WriteFile(dns, []byte(text), 0o600)).To(Succeed())
@@ -247,7 +247,7 @@ var _ = Describe("ADD", func() {
 		return entries
 	}())
 
-	It("refuses a second time, names what is held, and harms nothing", Label("add-twice"), func() {
+	It("refuses an attachment that has leases, names them, and changes nothing", Label("add-twice"), func() {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/24"}]]`)
 		n.add("c1")
 		before := n.leases()
@@ -263,13 +263,13 @@ var _ = Describe("ADD", func() {
 		n.succeeds("CHECK", "c1")
 	})
 
-	It("refuses a container that an old file names", func() {
+	It("refuses a container whose ID is the whole content of an old lease", func() {
 		n := newNetwork(slash24)
 		n.write("10.1.2.9", "c1")
 		Expect(n.fails("ADD", "c1", cni.CodeExists)).To(ContainSubstring("10.1.2.9"))
 	})
 
-	It("tells the interfaces of a container apart, and its networks", func() {
+	It("distinguishes the interfaces and the networks of a container", func() {
 		n := newNetwork(slash24)
 		first, second, other := n.call("ADD", "c1"), n.call("ADD", "c1"), n.call("ADD", "c1")
 		second.IfName = "eth1"
@@ -283,7 +283,7 @@ var _ = Describe("ADD", func() {
 		Expect(os.ReadFile(filepath.Join(n.dataDir, "net2", "10.1.2.2"))).To(BeEquivalentTo("c1\r\neth0"))
 	})
 
-	It("gives back what it took when a later set has nothing left", Label("add-fails"), func() {
+	It("releases an address of the first set if a later set is full", Label("add-fails"), func() {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24"}],
 			[{"subnet": "10.1.3.0/29", "rangeStart": "10.1.3.2", "rangeEnd": "10.1.3.4"}]]`)
 		n.write("10.1.3.2", "a\r\neth0")
@@ -299,7 +299,7 @@ var _ = Describe("ADD", func() {
 		Expect(os.ReadFile(n.path("last_reserved_ip.0"))).To(BeEquivalentTo("10.1.2.5"))
 	})
 
-	DescribeTable("with addresses asked for", func(args, keys, want string, code uint) {
+	DescribeTable("assigns or refuses requested addresses:", func(args, keys, want string, code uint) {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]`)
 		n.write("10.1.2.66", "a\r\neth7")
 		n.write("10.1.2.67", "the printer")
@@ -320,15 +320,15 @@ var _ = Describe("ADD", func() {
 		Entry("in runtimeConfig, for both sets", "", `"runtimeConfig": {"ips": ["2001:DB8::00cc", "10.1.2.44/24"]}`,
 			"10.1.2.44 2001:db8::cc", uint(0)),
 		Entry("in args", "", `"args": {"cni": {"ips": ["2001:db8::99"]}}`, "10.1.2.2 2001:db8::99", uint(0)),
-		Entry("a container's", "IP=10.1.2.66", "",
+		Entry("one of a container", "IP=10.1.2.66", "",
 			"CNI_ARGS IP: requested IP address 10.1.2.66 is not available in range set 10.1.2.1-10.1.2.254: "+
 				`is reserved already for container "a", interface "eth7"`, cni.CodeConflict),
-		Entry("an administrator's, for the second set first", "",
+		Entry("one of an administrator, after one for the second set", "",
 			`"runtimeConfig": {"ips": ["2001:db8::77", "10.1.2.67"]}`,
 			"runtimeConfig.ips[1]: requested IP address 10.1.2.67 is not available in range set "+
 				`10.1.2.1-10.1.2.254: is reserved already for "the printer"`, cni.CodeConflict))
 
-	It("takes ranges from the runtime", func() {
+	It("uses ranges from the runtime", func() {
 		n := newNetwork("").withKeys(`"capabilities": {"ipRanges": true}`)
 		sent := n.withKeys(`"runtimeConfig": {"ipRanges": [[{"subnet": "10.7.0.0/16"}]]}`)
 		Expect(sent.add("c1")).To(Equal([]string{"10.7.0.2"}))
@@ -338,18 +338,18 @@ var _ = Describe("ADD", func() {
 		Expect(n.leases()).To(BeEmpty())
 	})
 
-	DescribeTable("makes nothing of a configuration that is wrong", func(ipam string, code uint) {
+	DescribeTable("creates nothing for an invalid configuration:", func(ipam string, code uint) {
 		n := newNetwork(ipam)
 		n.fails("ADD", "c1", code)
 		Expect(n.dataDir).NotTo(BeADirectory())
 	},
-		Entry("a bad range", `"ranges": [[{"subnet": "10.1.2.0/33"}]]`, cni.CodeConfig),
-		Entry("no resolv.conf", slash24+`, "resolvConf": "/none"`, cni.CodeIO),
-		Entry("a device", slash24+`, "resolvConf": "/dev/null"`, cni.CodeIO))
+		Entry("an invalid range", `"ranges": [[{"subnet": "10.1.2.0/33"}]]`, cni.CodeConfig),
+		Entry("a missing resolv.conf", slash24+`, "resolvConf": "/none"`, cni.CodeIO),
+		Entry("a device as resolv.conf", slash24+`, "resolvConf": "/dev/null"`, cni.CodeIO))
 })
 
 var _ = Describe("DEL", func() {
-	DescribeTable("works whatever the rest of the configuration says", Label("del"), func(ipam, keys string) {
+	DescribeTable("succeeds although other keys have changed:", Label("del"), func(ipam, keys string) {
 		n := newNetwork(slash24)
 		n.add("c1", "c2")
 		n.ipam, n.keys = ipam, keys
@@ -357,15 +357,15 @@ var _ = Describe("DEL", func() {
 		Expect(n.leases()).To(beLeases("10.1.2.3"))
 	},
 		Entry("other ranges", `"ranges": [[{"subnet": "192.168.0.0/24"}]]`, ""),
-		Entry("bad ranges", `"ranges": [[{"subnet": "x"}]]`, ""),
+		Entry("invalid ranges", `"ranges": [[{"subnet": "x"}]]`, ""),
 		Entry("no ranges", ``, ""),
 		Entry("ranges of the wrong type",
 			`"ranges": 7, "routes": "x", "resolvConf": {}, "statusOnExhaustion": 1`, ""),
-		Entry("a resolvConf that is gone", slash24+`, "resolvConf": "/none"`, ""),
-		Entry("a prevResult of nonsense",
+		Entry("a missing resolv.conf", slash24+`, "resolvConf": "/none"`, ""),
+		Entry("an invalid prevResult",
 			slash24, `"prevResult": {"ips": "x"}, "runtimeConfig": {"ips": 7}, "args": 3, `))
 
-	It("may come before ADD, twice, and makes nothing", func() {
+	It("succeeds before ADD and twice, and creates nothing", func() {
 		n := newNetwork(slash24)
 		n.succeeds("DEL", "c1")
 		Expect(n.dataDir).NotTo(BeADirectory())
@@ -377,7 +377,7 @@ var _ = Describe("DEL", func() {
 		Expect(n.leases()).To(BeEmpty())
 	})
 
-	It("takes old files of the container only when none names the interface", func() {
+	It("removes old leases of the container only if no lease names the interface", func() {
 		n := newNetwork(slash24)
 		n.write("10.1.2.8", "c1")
 		n.write("10.1.2.9", "c1\n")
@@ -391,7 +391,7 @@ var _ = Describe("DEL", func() {
 })
 
 var _ = Describe("CHECK", func() {
-	It("finds the lease, and that it is the one of the result", func() {
+	It("finds the lease, and compares it with the result", func() {
 		n := newNetwork(slash24)
 		n.add("c1", "c2")
 		n.succeeds("CHECK", "c1")
@@ -421,7 +421,7 @@ var _ = Describe("CHECK", func() {
 })
 
 var _ = Describe("GC", func() {
-	It("removes what belongs to no valid attachment, and nothing else", Label("gc"), func() {
+	It("removes leases that belong to no valid attachment, and nothing else", Label("gc"), func() {
 		n := newNetwork(slash24)
 		n.add("c1", "c2", "c3")
 		c2 := n.call("ADD", "c2")
@@ -447,7 +447,7 @@ var _ = Describe("GC", func() {
 		Expect(n.add("c4")).To(Equal([]string{"10.1.2.6"}))
 	})
 
-	It("frees all when none is valid, nothing without a list, and needs no directory", func() {
+	It("removes all leases if none is valid, and nothing without a list or a directory", func() {
 		n := newNetwork(slash24)
 		n.gc()
 		Expect(n.dataDir).NotTo(BeADirectory())
@@ -461,7 +461,7 @@ var _ = Describe("GC", func() {
 })
 
 var _ = Describe("STATUS", func() {
-	DescribeTable("of a full range", Label("full-range"), func(withIndex bool) {
+	DescribeTable("reports a full range", Label("full-range"), func(withIndex bool) {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/29", "rangeStart": "10.1.2.2", "rangeEnd": "10.1.2.3"}],
 			[{"subnet": "10.1.3.0/24"}]]`)
 		take := func(id, address string) {
@@ -480,7 +480,7 @@ var _ = Describe("STATUS", func() {
 		n.ipam += `, "statusOnExhaustion": "fail"`
 		Expect(n.fails("STATUS", "", cni.CodeUnavailable)).To(Equal(message))
 		Expect(modTime(n.dir())).To(Equal(before), "STATUS changed something")
-	}, Entry("by the index", true), Entry("without one", false))
+	}, Entry("with an index", true), Entry("without one", false))
 
 	It("changes nothing and needs no directory", func() {
 		n := newNetwork(slash24)
@@ -495,12 +495,12 @@ var _ = Describe("STATUS", func() {
 		n.succeeds("STATUS", "")
 	})
 
-	It("says that resolv.conf cannot be read", func() {
+	It("reports that resolv.conf cannot be read", func() {
 		n := newNetwork(slash24 + `, "resolvConf": "/no/such/file"`)
 		Expect(n.fails("STATUS", "", cni.CodeUnavailable)).To(ContainSubstring("ipam.resolvConf"))
 	})
 
-	It("says that the directory cannot be written, and the configuration used", func() {
+	It("reports a directory that cannot be written, and an invalid configuration", func() {
 		n := networkIn(tmpfs(unix.MS_RDONLY, ""), slash24)
 		Expect(n.fails("STATUS", "", cni.CodeUnavailable)).To(ContainSubstring("read-only"))
 		n.dataDir += "/deeper"
@@ -517,7 +517,7 @@ var _ = Describe("STATUS", func() {
 })
 
 var _ = Describe("List", func() {
-	It("has the leases until DEL, and changes nothing", func() {
+	It("names the leases until DEL, and changes nothing", func() {
 		n := networkIn("/var/lib/cni/networks", slash24)
 		n.ExpectHeld(func(id, network string) (Call, []string) {
 			c := n.call("ADD", id)

@@ -29,7 +29,7 @@ func (n network) withLeaseDir(do func(s *leaseDir)) {
 	Expect(s.close()).To(Succeed())
 }
 
-// lookup returns what an owner holds, and whether the directory was read.
+// lookup returns the addresses of an owner, and whether the directory was read.
 func (n network) lookup(owner string) (held []netip.Addr, walked bool) {
 	GinkgoHelper()
 	n.withLeaseDir(func(s *leaseDir) {
@@ -47,7 +47,7 @@ func (n network) reserve(addr, owner string) {
 	})
 }
 
-// knows checks what an owner holds. The index must contain it.
+// knows checks the addresses of an owner. The index must contain them.
 func (n network) knows(owner string, want ...string) { n.finds(false, owner, want) }
 
 // mustWalk looks an owner up twice. The first time the directory must be read, the second time only the index.
@@ -117,7 +117,7 @@ var _ = Describe("the index", func() {
 		}
 	})
 
-	DescribeTable("sees what others did", func(do func(), owner string, want ...string) {
+	DescribeTable("notices changes by other programs:", func(do func(), owner string, want ...string) {
 		do()
 		n.mustWalk(owner, want...)
 	},
@@ -130,7 +130,7 @@ var _ = Describe("the index", func() {
 			n.write("tmp", "c9\r\neth0")
 			Expect(os.Rename(n.path("tmp"), n.path("10.1.2.2"))).To(Succeed())
 		}, "c9\r\neth0", "10.1.2.2"),
-		Entry("a file rewritten in place, when it was ours", func() { n.write("10.1.2.2", "c9\r\neth0") },
+		Entry("a file of Hawser rewritten in place", func() { n.write("10.1.2.2", "c9\r\neth0") },
 			"c1\r\neth0", "2001:db8::2"),
 		Entry("the whole directory replaced", func() {
 			Expect(os.Rename(n.dir(), n.dir()+".old")).To(Succeed())
@@ -138,11 +138,11 @@ var _ = Describe("the index", func() {
 			Expect(os.Chtimes(n.dir(), time.Time{}, modTime(n.dir()+".old"))).To(Succeed())
 		}, "c4", "10.1.2.4"))
 
-	DescribeTable("is not believed", func(spoil func(path string)) {
+	DescribeTable("is not trusted", func(spoil func(path string)) {
 		spoil(filepath.Join(n.dataDir, ".hawser", "net"))
 		n.mustWalk("c1\r\neth0", "10.1.2.2", "2001:db8::2")
 	},
-		Entry("when it is gone", func(p string) { Expect(os.Remove(p)).To(Succeed()) }),
+		Entry("when it is missing", func(p string) { Expect(os.Remove(p)).To(Succeed()) }),
 		Entry("when it is empty", func(p string) { Expect(os.Truncate(p, 0)).To(Succeed()) }),
 		Entry("when its records are cut", cut(1)),
 		Entry("when its header is cut", cut(2*entrySize+1)),
@@ -161,7 +161,7 @@ var _ = Describe("the index", func() {
 		Entry("of another directory", damage(len(indexMagic)+37+32)),
 		Entry("with another stamp", damage(len(indexMagic)+37+34)))
 
-	It("misses none of several changes within one tick of the kernel's clock", Label("kernel"), func() {
+	It("misses no change within one tick of the kernel's clock", Label("kernel"), func() {
 		random, seed := dice()
 		for i := range 300 {
 			// Our change, then immediately two changes of another program.
@@ -181,34 +181,34 @@ var _ = Describe("the index", func() {
 		}
 	})
 
-	It("is made anew after a kill between the change and the stamp", func() {
+	It("is created again after a kill between the change and the stamp", func() {
 		s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", dirMode))
 		Expect(s.findLeases("nobody")).To(BeEmpty())
 		Expect(s.reserve(netip.MustParseAddr("10.1.2.5"), "c5")).To(Succeed())
-		Expect(s.lock.Unlock()).To(Succeed()) // as the kernel does for the dead
+		Expect(s.lock.Unlock()).To(Succeed()) // as the kernel does after a kill
 		n.mustWalk("c5", "10.1.2.5")
 	})
 
-	DescribeTable("is done without", func(instead func(path string)) {
+	DescribeTable("is not needed", func(instead func(path string)) {
 		dir := filepath.Join(n.dataDir, ".hawser")
 		Expect(os.RemoveAll(dir)).To(Succeed())
 		instead(dir)
 		n.reserve("10.1.2.6", "c6")
 		n.finds(true, "c6", []string{"10.1.2.6"})
 	},
-		Entry("where it cannot be written", func(dir string) { Expect(os.WriteFile(dir, nil, 0o600)).To(Succeed()) }),
-		Entry("where a link is in its place", func(dir string) {
+		Entry("if it cannot be written", func(dir string) { Expect(os.WriteFile(dir, nil, 0o600)).To(Succeed()) }),
+		Entry("if a link is in its place", func(dir string) {
 			outside := GinkgoT().TempDir()
 			DeferCleanup(func() { Expect(os.ReadDir(outside)).To(BeEmpty()) })
 			Expect(os.Symlink(outside, dir)).To(Succeed())
 		}))
 
-	It("does not decide alone that a set is full", func() {
+	It("is not the only evidence that a set is full", func() {
 		all := set("10.1.2.0/24 10.1.2.100-10.1.2.140 gw 10.1.2.1")
 		for addr := range all.Candidates(netip.Addr{}) {
 			n.reserve(addr.String(), addr.String())
 		}
-		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // not seen in the directory's time
+		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // does not change the time of the directory
 		n.withLeaseDir(func(s *leaseDir) {
 			Expect(s.findLeases("c4")).To(BeEmpty())
 			Expect(allocateFrom(s, all, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
@@ -253,7 +253,7 @@ var _ = Describe("the lease directory", func() {
 	},
 		Entry("empty", ""), Entry("NULs", "\x00\x00"), Entry("blanks", " \r\n\t"))
 
-	It("keeps what has an owner, and follows no link", func() {
+	It("keeps files that have an owner, and follows no link", func() {
 		outside := filepath.Join(GinkgoT().TempDir(), "outside")
 		Expect(os.WriteFile(outside, nil, 0o600)).To(Succeed())
 		n.write("10.1.2.50", "reserved for the printer")
@@ -271,11 +271,11 @@ var _ = Describe("the lease directory", func() {
 		Expect(os.ReadFile(outside)).To(BeEmpty())
 	})
 
-	It("says nothing of who holds what while a lease cannot be read", func() {
+	It("is not searched for an owner while a lease cannot be read", func() {
 		n.write("10.1.2.7", "c7\r\neth0")
 		Expect(os.Chmod(n.path("10.1.2.7"), 0)).To(Succeed())
 		nstest.WithoutDAC(func() {
-			for range 2 { // nor was anything kept of the first look
+			for range 2 { // the first search must not leave an index
 				n.withLeaseDir(func(s *leaseDir) {
 					_, err := s.findLeases("c7\r\neth0")
 					Expect(err).To(MatchError(unix.EACCES))
@@ -288,7 +288,7 @@ var _ = Describe("the lease directory", func() {
 		n.mustWalk("c7\r\neth0", "10.1.2.7")
 	})
 
-	It("ignores names that are not an address as we spell it", func() {
+	It("ignores names that are not addresses in canonical form", func() {
 		for _, name := range []string{"010.1.2.9", "2001:DB8::9", "::ffff:10.1.2.9", "fe80::1%eth0", "10.1.2.9.tmp",
 			"README", "last_reserved_ip.9"} {
 			n.write(name, "c9")
@@ -299,7 +299,7 @@ var _ = Describe("the lease directory", func() {
 	})
 })
 
-var _ = It("finds no store, or one, while another call makes the first one", Label("slow"), func() {
+var _ = It("finds no lease directory, or one, while another call creates the first one", Label("slow"), func() {
 	dir := GinkgoT().TempDir()
 	done := make(chan struct{})
 	go func() {
@@ -322,7 +322,7 @@ var _ = It("finds no store, or one, while another call makes the first one", Lab
 	}
 })
 
-var _ = It("creates a file once, which had no other name before", func() {
+var _ = It("creates a file only once, also if the name of a temporary file is taken", func() {
 	path := GinkgoT().TempDir()
 	dir := nstest.Must(statefile.Open(path, 0))
 	DeferCleanup(dir.Close)

@@ -23,7 +23,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// addIn makes an ADD for a container in a namespace, and returns its address.
+// addIn runs an ADD for a container in a namespace, and returns its address.
 func (n network) addIn(id string, netns string) string {
 	GinkgoHelper()
 	c := n.call("ADD", id)
@@ -48,7 +48,7 @@ func end(h *nstest.Host) {
 	Expect(netns.Close()).To(Succeed())
 	h.Unpin()
 	isGone, err := ns.Gone()
-	nstest.NeedOK("a kernel that says which namespaces are gone", err)
+	nstest.NeedOK("a kernel that reports which namespaces no longer exist", err)
 	Eventually(isGone).WithArguments(id).Should(BeTrue())
 }
 
@@ -63,7 +63,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		live = nstest.NewNetns()
 	})
 
-	// dead makes ADDs for containers and then ends their namespaces.
+	// dead runs ADDs for containers and then ends their namespaces.
 	dead := func(ids ...string) {
 		GinkgoHelper()
 		for _, id := range ids {
@@ -77,13 +77,13 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		n.addIn("live", live.Path)
 		dead("dead1", "dead2", "dead3")
 		n.write("10.1.2.6", "for the printer")
-		Expect(n.addIn("new1", live.Path)).To(Equal("10.1.2.3"), "the oldest one's")
+		Expect(n.addIn("new1", live.Path)).To(Equal("10.1.2.3"), "the oldest stale lease")
 		Expect(n.leases()).To(Equal(map[string]string{
 			"10.1.2.2": ownerText("live", "eth0"), "10.1.2.3": ownerText("new1", "eth0"),
 			"10.1.2.6": "for the printer"}))
 	})
 
-	It("takes what they have in other sets, too", func() {
+	It("also reclaims their addresses in other sets", func() {
 		n.ipam = `"ranges": [[{"subnet": "10.1.2.0/29"}], [{"subnet": "2001:db8::/64"}]]`
 		n.addIn("live", live.Path)
 		dead("dead1", "dead2", "dead3", "dead4")
@@ -95,14 +95,14 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			"2001:db8::5", "2001:db8::7"}))
 		Expect(n.addIn("newer", live.Path)).To(Equal("10.1.2.5 2001:db8::8"), "by a current index")
 
-		By("those first: a kill leaves the lease that is met again")
+		By("in other sets first, so that a killed ADD leaves the lease that the next ADD examines")
 		n.succeeds("DEL", "newer")
 		dead("dead5", "dead6", "dead7")
 		Expect(n.Call(n.call("ADD",
 			"newest")).Stderr).To(MatchRegexp(`(?s)reclaimed 2001:.*:9 from .*reclaimed 10[.]1[.]2[.]`))
 	})
 
-	It("says the pod where the runtime's cache has it", func() {
+	It("names the pod if the runtime's cache contains it", func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		n.Do(func() {
 			Expect(os.MkdirAll("/var/lib/cni/results", 0o755)).To(Succeed())
@@ -115,7 +115,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			ContainSubstring(`reclaimed 10.1.2.3 from container "dead2", interface "eth0", pod "shop/cart-0": `)))
 	})
 
-	It("keeps what may live", func() {
+	It("keeps leases of containers that may be live", func() {
 		h := nstest.NewNetns()
 		h.Start(nstest.Program{Path: "/bin/sleep", Args: []string{"600"}})
 		for i := range 5 {
@@ -128,7 +128,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 
 	It("reclaims leases of another boot, but not leases without a note", func() {
 		for i := range 4 {
-			n.add(fmt.Sprint("unnoted", i)) // its path is no namespace
+			n.add(fmt.Sprint("unnoted", i)) // whose path is not a namespace
 		}
 		n.addIn("old", live.Path)
 		n.changeNote("10.1.2.6", 0, "0123456789abcdef")
@@ -160,7 +160,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		})
 	})
 
-	It("takes nothing of another boot where the directory may be another machine's, too", func() {
+	It("keeps leases of another boot if other machines may use the directory", func() {
 		n.addIn("old", live.Path)
 		n.changeNote("10.1.2.2", 0, "0123456789abcdef")
 		n.withLeaseDir(func(s *leaseDir) {
@@ -172,10 +172,10 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 				Expect(isDead).To(Equal(isOne))
 			}
 		})
-		Expect(isLocal(nstest.Must(statefile.Open("/proc", 0)))).To(BeFalse()) // as one that it does not know
+		Expect(isLocal(nstest.Must(statefile.Open("/proc", 0)))).To(BeFalse()) // like an unknown file system
 	})
 
-	It("gives an address that is asked for, or the attachment's own, though a lease of another boot has it", func() {
+	It("assigns an address that only a lease of another boot has, to its attachment or on request", func() {
 		n.addIn("old", live.Path)
 		asking := n.withKeys(`"args": {"cni": {"ips": ["10.1.2.2"]}}`)
 		asking.fails("ADD", "new", cni.CodeConflict)
@@ -190,7 +190,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(n.leases()).To(HaveLen(1))
 	})
 
-	It("keeps a lease whose text is not that for which its note was written", func() {
+	It("keeps a lease whose note was written for another owner", func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		for i := range 5 {
 			n.write(fmt.Sprint("10.1.2.", i+2), ownerText(fmt.Sprint("other", i), "eth0"))
@@ -216,7 +216,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(n.addIn("new", live.Path)).To(Equal("10.1.2.2"))
 	})
 
-	It("has its note in the inode of the lease's file on ext4", func() {
+	It("has notes that fit into the inodes of leases on ext4", func() {
 		n.addIn(strings.Repeat("x", 64), live.Path)
 		size := nstest.Must(unix.Getxattr(n.path("10.1.2.2"), "trusted.hawser", make([]byte, 100)))
 		Expect(size).To(BeNumerically("<=", 64))
@@ -225,7 +225,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(len(most.String())).To(BeNumerically("<=", 64))
 	})
 
-	It("lends with a note of CNI_NETNS, or without one where nothing is there", Label("ipam-namespace"), func() {
+	It("assigns with a note of CNI_NETNS, or without one if the path does not exist", Label("ipam-namespace"), func() {
 		noted := func(ip string) error {
 			_, err := unix.Getxattr(n.path(ip), "trusted.hawser", make([]byte, 100))
 			return err
@@ -236,7 +236,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(noted("10.1.2.3")).To(MatchError(unix.ENODATA))
 	})
 
-	It("takes what has no note where its file is older than this boot for certain", func() {
+	It("reclaims a lease without a note only if it is certainly older than this boot", func() {
 		n.add("unnoted")
 		n.withLeaseDir(func(s *leaseDir) {
 			j, addr := nstest.Must(s.newReclaimer()), netip.MustParseAddr("10.1.2.2")
@@ -245,12 +245,12 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			Expect(isDead()).To(BeFalse())
 			j.bootTime = time.Now().Add(time.Second)
 			Expect(isDead()).To(BeTrue())
-			j.bootTime = time.Time{} // nothing says when it was
+			j.bootTime = time.Time{} // the time of the boot is unknown
 			Expect(isDead()).To(BeFalse())
 		})
 	})
 
-	It("keeps a lease without note that is younger than a namespace that a runtime keeps", func() {
+	It("keeps a lease without a note that is younger than a pinned namespace", func() {
 		began := time.Now()
 		pins, booted := filepath.Dir(nstest.NewNetns().Path), time.Now().Add(time.Hour) // by a clock that was set back
 		Expect(earliestPin(booted, pins)).To(BeTemporally("<", time.Now()))
@@ -258,7 +258,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(earliestPin(booted, "/nowhere")).To(Equal(booted))
 	})
 
-	It("tells a namespace from a later one with its inode", func() {
+	It("distinguishes a namespace from a later one with the same inode", func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		inode := nstest.Must(os.Stat(live.Path)).Sys().(*syscall.Stat_t).Ino
 		for i := range 5 {
@@ -267,7 +267,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(n.addIn("new", live.Path)).To(Equal("10.1.2.2"))
 	})
 
-	It("reclaims nothing with reclaim false, and says so", func() {
+	It("reclaims nothing if reclaim is false, which the error names", func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		n.ipam += `, "reclaim": false`
 		Expect(n.fails("ADD", "new", cni.CodeTryAgain)).To(ContainSubstring(
@@ -285,7 +285,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		n.fails("STATUS", "", cni.CodeUnavailable)
 	})
 
-	It("keeps every live one's address beside 64 ADDs at once", Label("slow"), func() {
+	It("keeps the addresses of all live containers during 64 parallel ADDs", Label("slow"), func() {
 		n.ipam = `"ranges": [[{"subnet": "10.1.2.0/24"}]]`
 		for i := range 253 {
 			if i%2 == 1 {
@@ -294,7 +294,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			}
 			h := nstest.NewNetns()
 			n.addIn(fmt.Sprint("live", i), h.Path)
-			if i%4 == 0 { // the others have their paths
+			if i%4 == 0 { // the others keep their paths
 				DeferCleanup(unix.Close, nstest.Must(unix.Open(h.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)))
 				h.Unpin()
 			}
@@ -326,16 +326,16 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-var _ = It("takes leases back among 65,533 with less than a tenth of a second of CPU", Label("reclaim-cost"), func() {
+var _ = It("reclaims leases among 65,533 with less than 0.1 seconds of CPU time", Label("reclaim-cost"), func() {
 	n := networkIn(tmpfs(0, ""), `"ranges": [[{"subnet": "10.1.0.0/16"}]]`)
 	live, gone := nstest.NewNetns(), nstest.NewNetns()
 	var s leaseDir
-	n.addIn("first", live.Path) // has 10.1.0.2
+	n.addIn("first", live.Path) // gets 10.1.0.2
 	dir := nstest.Must(statefile.Open(filepath.Join(n.dataDir, "net"), 0))
 	DeferCleanup(dir.Close)
 	i := 0
 	for addr := range set("10.1.0.0/16").Candidates(netip.MustParseAddr("10.1.0.2")) {
-		if i++; i < 65532 { // all but one, a thousand of the dead
+		if i++; i < 65532 { // all but one; a thousand become stale
 			owner := ownerText(fmt.Sprint("c", i), "eth0")
 			netns := live.Path
 			if i%65 == 0 {
@@ -354,7 +354,7 @@ var _ = It("takes leases back among 65,533 with less than a tenth of a second of
 	}
 	answer, used := adds("none")
 	Expect(answer.Stdout).To(ContainSubstring(`"code": 11,`))
-	AddReportEntry("CPU of ADD in a full set without any dead", used.String())
+	AddReportEntry("CPU time of ADD in a full set without stale leases", used.String())
 	end(gone)
 	least := time.Hour // of three, because other load also costs CPU time: it evicts this process from the caches
 	for round := range 3 {
@@ -366,6 +366,6 @@ var _ = It("takes leases back among 65,533 with less than a tenth of a second of
 			n.addIn(fmt.Sprint("more", round, "-", i), live.Path)
 		}
 	}
-	AddReportEntry("CPU of ADD with a thousand dead", least.String())
+	AddReportEntry("CPU time of ADD with a thousand stale leases", least.String())
 	Expect(least).To(BeNumerically("<", 100*time.Millisecond))
 })

@@ -28,7 +28,7 @@ var _ = Describe("exclude", Label("exclude"), func() {
 		Expect(n.add("d")).To(ContainElement("10.1.2.8"))
 	})
 
-	It("refuses them also to who asks, and a range of which it leaves nothing", func() {
+	It("also refuses requests for them, and a range without other addresses", func() {
 		n := newNetwork(slash24 + excluded)
 		Expect(n.withKeys(`"args": {"cni": {"ips": ["10.1.2.5"]}}`).fails("ADD", "a", cni.CodeConfig)).To(
 			HavePrefix(`args.cni.ips[0]: 10.1.2.5 is in none of the ranges`))
@@ -39,7 +39,7 @@ var _ = Describe("exclude", Label("exclude"), func() {
 		Expect(n.fails("ADD", "a", cni.CodeConfig)).To(HavePrefix(`ipam.exclude[0]: 10.1.2.9/24 has host bits set`))
 	})
 
-	It("takes nothing from a container that has such an address", func() {
+	It("does not affect a container that already has such an address", func() {
 		n := newNetwork(slash24)
 		a := n.call("ADD", "a")
 		Expect(addresses(n.Add(a))).To(Equal([]string{"10.1.2.2"}))
@@ -64,20 +64,20 @@ var _ = Describe("a sticky address", Label("sticky"), func() {
 		return strings.Join(addresses(n.Add(c)), " ")
 	}
 
-	It("is the pod's again, in both families, while it is free", func() {
+	It("is assigned to the pod again, in both families, while it is free", func() {
 		n := newNetwork(ranges)
 		Expect(start(n, "a", pod("web-0"))).To(Equal("10.1.2.2 2001:db8:1::2"))
 		Expect(start(n, "b", pod("web-1"))).To(Equal("10.1.2.3 2001:db8:1::3"))
 		n.succeeds("DEL", "a", "b")
 		Expect(start(n, "c", pod("other-x"))).To(Equal("10.1.2.4 2001:db8:1::4"))
 		Expect(start(n, "f", pod("web-0"))).To(Equal("10.1.2.2 2001:db8:1::2"))
-		Expect(start(n, "e", "")).To(Equal("10.1.2.5 2001:db8:1::5")) // not that of web-1, behind web-0's
+		Expect(start(n, "e", "")).To(Equal("10.1.2.5 2001:db8:1::5")) // not web-1's, which follows web-0's
 		Expect(start(n, "d", pod("web-1"))).To(Equal("10.1.2.3 2001:db8:1::3"))
 		c := n.call("ADD", "f")
 		c.Args, c.IfName = pod("web-0"), "net1"
 		Expect(addresses(n.Add(c))).To(Equal([]string{"10.1.2.6", "2001:db8:1::6"}))
 
-		By("another has it")
+		By("but not while another container has it")
 		n.succeeds("DEL", "d")
 		taker := n.withKeys(`"args": {"cni": {"ips": ["10.1.2.3"]}}`)
 		Expect(start(taker, "g", "")).To(HavePrefix("10.1.2.3 "))
@@ -97,7 +97,7 @@ var _ = Describe("a sticky address", Label("sticky"), func() {
 		Expect(start(n, "e", "K8S_POD_NAME=lone")).To(HavePrefix("10.1.2.6 "))
 	})
 
-	It("is the pod's again after a reboot, although it was not released", func() {
+	It("is assigned to the pod again after a reboot, although it was not released", func() {
 		n := newNetwork(ranges)
 		live := nstest.NewNetns()
 		c := n.call("ADD", "a")
@@ -109,7 +109,7 @@ var _ = Describe("a sticky address", Label("sticky"), func() {
 		Expect(start(n, "c", pod("web-0"))).To(Equal("10.1.2.2 2001:db8:1::2"))
 	})
 
-	It("needs a table that does not grow, and of which nothing is believed", func() {
+	It("needs a table that does not grow and is not trusted", func() {
 		n := newNetwork(ranges)
 		table := filepath.Join(n.dataDir, ".hawser", ".sticky", "net")
 		for i := range 300 {

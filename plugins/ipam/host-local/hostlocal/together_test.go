@@ -49,7 +49,7 @@ func (m *model) add(owner string, byReference bool) []string {
 			}
 		}
 		if len(took) == i {
-			if byReference { // it has written these files by then
+			if byReference { // it has already written the last addresses
 				copy(m.last, took)
 			}
 			return nil
@@ -71,9 +71,9 @@ func (m *model) names() map[string]string {
 	return names
 }
 
-var _ = Describe("beside the reference", func() {
+var _ = Describe("host-local and", func() {
 	for _, ref := range nstest.QuickReferences() {
-		Context("of "+ref.Name, func() { besideReference(ref) })
+		Context(ref.Name, func() { besideReference(ref) })
 	}
 })
 
@@ -83,7 +83,7 @@ func besideReference(ref nstest.Reference) {
 		return []func(Call) Answer{n.Exec, func(c Call) Answer { return n.Reference(ref, c) }}
 	}
 
-	It("assigns what either plugin alone would have assigned", Label("leases-shared"), func() {
+	It("assign, in one directory, the addresses that one plugin would assign", Label("leases-shared"), func() {
 		random, seed := dice()
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/28"}, {"subnet": "10.1.9.0/29", "gateway": "10.1.9.3"}],
 			[{"subnet": "2001:db8::/64", "rangeStart": "2001:db8::5", "rangeEnd": "2001:db8::16"}]]`)
@@ -137,7 +137,7 @@ func besideReference(ref nstest.Reference) {
 	if ref == nstest.Newest() { // it refuses a gateway outside the subnet
 		elsewhere, otherFamily = "ours differs", "refused"
 	}
-	DescribeTable("answers a configuration as the reference does", func(accepted, ipam, keys, args string) {
+	DescribeTable("agree, except on known differences, about", func(accepted, ipam, keys, args string) {
 		var got []string
 		for i := range 2 {
 			n := newNetwork(ipam)
@@ -169,14 +169,14 @@ func besideReference(ref nstest.Reference) {
 		Entry("the old form", "accepted",
 			`"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.7", "rangeEnd": "10.1.2.9", "gateway": "10.1.2.8"`, "", ""),
 		Entry("both forms", "accepted", `"subnet": "10.1.3.0/24", `+slash24, "", ""),
-		Entry("and the runtime's", "accepted", `"subnet": "10.1.3.0/24", `+slash24,
+		Entry("both forms and the runtime's", "accepted", `"subnet": "10.1.3.0/24", `+slash24,
 			`"runtimeConfig": {"ipRanges": [[{"subnet": "2001:db8::/64"}]]}`, ""),
-		Entry("a start beside ranges", "accepted", `"rangeStart": "10.1.3.1", `+slash24, "", ""),
+		Entry("a start in addition to ranges", "accepted", `"rangeStart": "10.1.3.1", `+slash24, "", ""),
 		Entry("the network's address",
 			"accepted", `"ranges": [[{"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.0"}]]`, "", ""),
 		Entry("the broadcast address", "accepted",
 			`"ranges": [[{"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.255", "rangeEnd": "10.1.2.255"}]]`, "", ""),
-		Entry("a gateway elsewhere",
+		Entry("a gateway outside the subnet",
 			elsewhere, `"ranges": [[{"subnet": "10.1.2.0/24", "gateway": "192.0.2.1"}]]`, "", ""),
 		Entry("a gateway that is the only address",
 			"refused", `"ranges": [[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.1"}]]`, "", ""),
@@ -197,22 +197,22 @@ func besideReference(ref nstest.Reference) {
 			"accepted", `"Ranges": [[{"Subnet": "10.1.2.0/24", "RANGESTART": "10.1.2.9"}]]`, "", ""),
 		Entry("routes",
 			"accepted", slash24+`, "routes": [{"dst": "10.0.0.5/8", "gw": "10.1.2.9"}, {"dst": "::/0"}]`, "", ""),
-		Entry("a route to nowhere", "ours differs", slash24+`, "routes": [{"gw": "10.1.2.9"}]`, "", ""),
-		Entry("an address asked for in CNI_ARGS", "accepted", slash24, "", "IP=10.1.2.9"),
-		Entry("with a length", "accepted", slash24, "", "IP=10.1.2.9/8"),
-		Entry("with unknown arguments", "refused", slash24, "", "IP=10.1.2.9;FOO=1"),
-		Entry("which may be ignored", "accepted", slash24, "", "IP=10.1.2.9;FOO=1;IgnoreUnknown=1"),
-		Entry("in two places", "accepted", `"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]`,
+		Entry("a route without a destination", "ours differs", slash24+`, "routes": [{"gw": "10.1.2.9"}]`, "", ""),
+		Entry("a requested address in CNI_ARGS", "accepted", slash24, "", "IP=10.1.2.9"),
+		Entry("one with a prefix length", "accepted", slash24, "", "IP=10.1.2.9/8"),
+		Entry("one with unknown arguments", "refused", slash24, "", "IP=10.1.2.9;FOO=1"),
+		Entry("one with unknown arguments, ignored", "accepted", slash24, "", "IP=10.1.2.9;FOO=1;IgnoreUnknown=1"),
+		Entry("one in two places", "accepted", `"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]`,
 			`"args": {"cni": {"ips": ["10.1.2.9"]}}, "runtimeConfig": {"ips": ["2001:db8::9", "10.1.2.9"]}`, ""),
-		Entry("outside", "refused", slash24, `"runtimeConfig": {"ips": ["10.1.3.9"]}`, ""),
-		Entry("the gateway", "refused", slash24, `"runtimeConfig": {"ips": ["10.1.2.1"]}`, ""),
-		Entry("two of a set", "refused", slash24, `"runtimeConfig": {"ips": ["10.1.2.9", "10.1.2.8"]}`, ""),
-		Entry("no resolv.conf", "refused", slash24+`, "resolvConf": "/none"`, "", ""),
+		Entry("a requested address outside", "refused", slash24, `"runtimeConfig": {"ips": ["10.1.3.9"]}`, ""),
+		Entry("a request for the gateway", "refused", slash24, `"runtimeConfig": {"ips": ["10.1.2.1"]}`, ""),
+		Entry("two requests in a set", "refused", slash24, `"runtimeConfig": {"ips": ["10.1.2.9", "10.1.2.8"]}`, ""),
+		Entry("a missing resolv.conf", "refused", slash24+`, "resolvConf": "/none"`, "", ""),
 		Entry("a gateway of the other family", otherFamily,
 			`"ranges": [[{"subnet": "10.1.2.0/24", "gateway": "2001:db8::1"}]]`, "", ""))
 
-	if ref == nstest.Newest() { // the GC of others does nothing
-		It("each plugin's GC keeps the valid leases of the other, and both continue", func() {
+	if ref == nstest.Newest() { // older releases have no GC
+		It("keep valid leases of the other in GC, and continue to assign addresses", func() {
 			n := newNetwork(slash24)
 			ours := n.add("one", "stale")
 			valid := n.withKeys(`"cni.dev/valid-attachments": [{"containerID": "one", "ifname": "eth0"}]`)
@@ -230,7 +230,7 @@ func besideReference(ref nstest.Reference) {
 			Expect(n.leases()).To(BeEmpty())
 		})
 
-		It("its GC removes reservations, and without a list all leases; ours removes neither", func() {
+		It("differ in GC: only the reference's removes reservations, and all leases without a list", func() {
 			for i, keeps := range []bool{true, false} {
 				n := newNetwork(slash24)
 				n.add("one")
@@ -248,7 +248,7 @@ func besideReference(ref nstest.Reference) {
 			}
 		})
 
-		It("its DEL keeps the lease of a gateway outside the subnet; ours removes it", func() {
+		It("differ in DEL: only the reference's keeps a lease if the gateway is outside the subnet", func() {
 			n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24", "gateway": "169.254.1.1"}]]`)
 			n.version = "1.0.0"
 			n.add("one")
@@ -259,7 +259,7 @@ func besideReference(ref nstest.Reference) {
 		})
 	}
 
-	It("shares the lock", func() {
+	It("share the lock", func() {
 		n := newNetwork(slash24)
 		n.version = "1.0.0"
 		seen := map[string]bool{}
@@ -283,7 +283,7 @@ func inParallel(n int, do func(i int) Answer) []Answer {
 	return answers
 }
 
-var _ = Describe("many at once", func() {
+var _ = Describe("in parallel,", func() {
 	It("200 processes on a /24 get 200 addresses", Label("parallel"), func() {
 		n := newNetwork(slash24)
 		seen := map[string]bool{}
@@ -298,7 +298,7 @@ var _ = Describe("many at once", func() {
 		Expect(n.leases()).To(BeEmpty())
 	})
 
-	It("a held lock is waited for until the deadline, and its holder named", Label("nft-lock"), func() {
+	It("a call waits for the lock until its deadline, and names the holder", Label("nft-lock"), func() {
 		n := newNetwork(slash24)
 		n.write("lock", "")
 		defer flock(n.path("lock"))()
@@ -321,7 +321,7 @@ func (n network) command(name, id string) *exec.Cmd {
 	return cmd
 }
 
-var _ = Describe("killed at any point", func() {
+var _ = Describe("after kills at any point,", func() {
 	// kill starts ADDs and DELs, kills most of them, and returns the addresses of the containers whose ADD succeeded.
 	kill := func(n network, seed uint64) map[string]string {
 		GinkgoHelper()
@@ -356,14 +356,14 @@ var _ = Describe("killed at any point", func() {
 		}
 		for name, content := range files {
 			if strings.HasPrefix(name, ".") && strings.HasSuffix(name, ".tmp") {
-				continue // what the last one that was killed had not renamed: the next one takes it away
+				continue // temporary file of the last killed call, which the next call removes
 			}
 			Expect(content).To(MatchRegexp(`^c\d+\r\neth0$`), name)
 		}
 	}
 	two := `"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]`
 
-	It("no address is given twice, and DEL recovers each", Label("killed"), func() {
+	It("no address is assigned twice, and DEL releases each", Label("killed"), func() {
 		seed := uint64(GinkgoRandomSeed())
 		n := newNetwork(two)
 		verify(n, kill(n, seed), seed)
@@ -374,7 +374,7 @@ var _ = Describe("killed at any point", func() {
 	})
 })
 
-var _ = Describe("what a call costs", func() {
+var _ = Describe("the cost of a call", func() {
 	// count returns the number of reads and writes of a call, as counted by the kernel.
 	count := func(cmd *exec.Cmd) int {
 		GinkgoHelper()
@@ -420,7 +420,7 @@ var _ = Describe("what a call costs", func() {
 		}
 	})
 
-	It("does not grow when the one free address is the last to be tried", func() {
+	It("does not grow if the only free address is tried last", func() {
 		n := filled(`"ranges": [[{"subnet": "10.0.0.0/19"}]]`, "10.0.0.1", 8189) // all but .31.254
 		n.write("last_reserved_ip.0", "10.0.0.1")
 		n.succeeds("CHECK", "other1") // reads the directory
@@ -429,7 +429,7 @@ var _ = Describe("what a call costs", func() {
 		Expect(n.path("10.0.31.254")).To(BeARegularFile())
 	})
 
-	It("does not grow when STATUS finds that no address is left, or a single one", Label("leases-cost"), func() {
+	It("does not grow if STATUS finds no free address, or only one", Label("leases-cost"), func() {
 		n := filled(`"ranges": [[{"subnet": "10.0.0.0/19"}]]`, "10.0.0.2", 8189)
 		n.succeeds("CHECK", "other1") // reads the directory
 		Expect(n.Call(n.call("STATUS", "")).Stderr).To(ContainSubstring("no address is left"))

@@ -23,7 +23,7 @@ import (
 var _ = Describe("CHECK", Label("kernel"), func() {
 	mapped := ports("8080:80", "192.0.2.1:8081:81", "53:53/udp")
 
-	// changed expects CHECK to fail and to say this.
+	// changed checks that CHECK reports the change of a command, and that DEL and ADD repair it.
 	changed := func(k kind, command string, want ...string) {
 		GinkgoHelper()
 		w, c := newContainer()
@@ -47,9 +47,9 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			nstest.UseVariant("nft")
 			changed(k, command, want...)
 		},
-			Entry("a port that is gone", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'`,
+			Entry("a missing port", `nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }'`,
 				`set \"portmap4_v1\", 0.0.0.0:8080/tcp: ruleset differs: no element`),
-			Entry("several, in one answer",
+			Entry("several missing ports together",
 				`nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }';
 						nft delete element inet hawser portmap6_v1 '{ udp . 53 }'`, `8080/tcp`, `53/udp`),
 			Entry("a port with another target",
@@ -57,22 +57,22 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 						nft add element inet hawser portmap4_v1 \
 							'{ tcp . 8080 comment "HASH net1 c1-2 eth0" : 10.1.0.9 . 80 }'`,
 				`translates to another address or port`),
-			Entry("a port of one address", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`,
+			Entry("a missing one of an address", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`,
 				`portmap4_at_v1\", 192.0.2.1:8081/tcp: ruleset differs: no element`),
-			Entry("no masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`,
+			Entry("a missing masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`,
 				`portmap4_via_v1\", 0.0.0.0:8080/tcp: ruleset differs: no element`),
 			Entry("flushed rules", `nft flush table inet hawser`, `portmap_prerouting_v1`, `portmap_output_v1`,
 				`portmap_snat13_v1`, `portmap_guard_v2`, `portmap4_masq_v1_13_10.1.0.0/24`),
-			Entry("a rule that is gone", `nft flush chain inet hawser portmap_output_v1`,
+			Entry("a missing rule", `nft flush chain inet hawser portmap_output_v1`,
 				`rule \"ip6 daddr ::1 return\" is missing`),
 			Entry("route_localnet off", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`,
 				`route_localnet is 0, so host ports of 127.0.0.1 do not work`),
 			Entry("route_localnet without its guard", `nft delete element inet hawser portmap_localnet_v1 '{ "br1" }'`,
 				`no rule keeps containers from the host's loopback`),
-			Entry("no record", `rm /run/hawser/portmap/HASH.json`, `there is no record`),
+			Entry("a missing record", `rm /run/hawser/portmap/HASH.json`, `there is no record`),
 		)
 
-		It("detects a port that another container has, and ADD leaves it to that container", func() {
+		It("detects a port that another program has, which ADD then refuses", func() {
 			w, c := newContainer()
 			c.add(mapped)
 			w.Cmd("sh", "-ec",
@@ -139,7 +139,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Expect(w.Cmd("ip6tables", "-t", "nat", "-S")).To(And(ContainSubstring(entry+"8080,9090 -j "+d.chain()),
 				ContainSubstring("--dport 8080 -j DNAT --to-destination [fd00:2::2]:80")))
 			d.check(k.config, both)
-			By("and none of a family that has all left to it")
+			By("but none for a family whose ports are all left to the other network")
 			e := c.second("eth2", 2, 3)
 			four := Object{"name": "net3"}
 			e.network = "net3"
@@ -166,19 +166,19 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			nstest.UseVariant("nft")
 			changed(kinds[1], command, want...)
 		},
-			Entry("a chain that is gone",
+			Entry("a missing chain",
 				`iptables -t nat -F CNI-HOSTPORT-DNAT; iptables -t nat -F @CHAIN;
 						iptables -t nat -X @CHAIN`, `chain \"CNI-DN-`),
-			Entry("an entry that is gone", `ip6tables -t nat -F CNI-HOSTPORT-DNAT`, `ip6 table nat: rule`,
+			Entry("a missing entry rule", `ip6tables -t nat -F CNI-HOSTPORT-DNAT`, `ip6 table nat: rule`,
 				`--dports 8080,8081`, `--dports 53`),
-			Entry("a translation that is gone",
+			Entry("a missing translation",
 				`iptables -t nat -D @CHAIN -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80`,
 				`-j DNAT --to-destination 10.1.0.2:80`),
 			Entry("a translation to another target",
 				`iptables -t nat -D @CHAIN -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80;
 						iptables -t nat -A @CHAIN -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.9:80`,
 				`10.1.0.2:80`),
-			Entry("a mark behind its translation",
+			Entry("a mark after its translation",
 				`iptables -t nat -D @CHAIN -s 10.1.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK;
 						iptables -t nat -A @CHAIN -s 10.1.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK`,
 				`is missing`),
@@ -186,9 +186,9 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 				`iptables -t nat -R @CHAIN 1 -s 10.1.0.0/24 -d 192.0.2.1 -p tcp --dport 8081 -j CNI-HOSTPORT-SETMARK;
 						iptables -t nat -R @CHAIN 4 -s 10.1.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK`,
 				`is missing`),
-			Entry("no way in", `iptables -t nat -F OUTPUT`,
+			Entry("a missing jump", `iptables -t nat -F OUTPUT`,
 				`-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT`),
-			Entry("no masquerade", `ip6tables -t nat -F CNI-HOSTPORT-MASQ`, `-A CNI-HOSTPORT-MASQ`),
+			Entry("a missing masquerade", `ip6tables -t nat -F CNI-HOSTPORT-MASQ`, `-A CNI-HOSTPORT-MASQ`),
 			Entry("route_localnet without its guard",
 				`nft delete element inet hawser portmap_localnet_v1 '{ "br1" }'`,
 				`no rule keeps containers from the host's loopback`),
@@ -214,7 +214,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 })
 
-// generation is the number of the kernel's nftables ruleset: each batch that is committed adds one.
+// generation returns the number of the kernel's nftables ruleset, which each committed batch increments.
 func generation(h *nstest.Host) uint32 {
 	GinkgoHelper()
 	var id uint32
@@ -239,7 +239,7 @@ func generation(h *nstest.Host) uint32 {
 	return id
 }
 
-// many are n mappings from the port on.
+// many returns n mappings, of the port first and those after it.
 func many(first, n int, proto string) Object {
 	var list []string
 	for i := range n {
@@ -249,7 +249,7 @@ func many(first, n int, proto string) Object {
 }
 
 var _ = Describe("many mappings", Label("kernel"), func() {
-	It("go in one batch, and cost others nothing", Label("one-batch"), func() {
+	It("are committed in one batch, and so is one mapping next to them", Label("one-batch"), func() {
 		w := newWorld()
 		w.settle(kinds[0])
 		a, b, c := w.container(1, 2), w.container(1, 3), w.container(1, 4)
@@ -282,7 +282,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
 	})
 
-	It("of one host address cost the ADD of many others no time for each pair", func() {
+	It("of one host address are not compared with those of the next ADD in pairs", func() {
 		w, a, b := newContainers()
 		var list []string
 		for i := range 8000 {
@@ -331,7 +331,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(5*time.Second)))
 	})
 
-	It("go in one batch when they are the first, and when they replace a former owner's", func() {
+	It("are committed in one batch if they are the first, or replace a former owner's", func() {
 		w, a, b := newContainers()
 		before := generation(w.Host)
 		a.add(many(1000, 300, "udp"))
@@ -343,7 +343,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		b.check(many(1000, 300, "udp"))
 	})
 
-	It("of other containers on the bridge do not cause an ADD to read their records", func() {
+	It("of other containers on the bridge do not make ADD read their records", func() {
 		w := newWorld()
 		for i := range 8 {
 			w.container(1, 2+i).add(ports(fmt.Sprintf("%d:80", 8080+i)))
@@ -354,7 +354,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		Expect(strings.Fields(read)).To(HaveLen(1), "its own, which is new: %s", read)
 	})
 
-	It("need no netfilter socket if there are none", Label("one-batch"), func() {
+	It("leave no files or rules if there are none", Label("one-batch"), func() {
 		w, c := newContainer()
 		o := c.call("ADD")
 		Expect(o.exit).To(BeZero(), o.text())
@@ -399,7 +399,7 @@ func parts(ruleset string) string {
 }
 
 var _ = Describe("the layout in nftables", Label("kernel"), func() {
-	It("is in the kernel as an administrator would write it, and outlives a reload", func() {
+	It("is listed in the form that nft reads, and can be reloaded", func() {
 		nstest.NeedProgram("nft")
 		w, c := newContainer()
 		c.add(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
@@ -410,7 +410,7 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 		if os.Getenv("UPDATE") != "" {
 			Expect(os.WriteFile("testdata/ruleset.nft", []byte(list()), 0o644)).To(Succeed())
 		}
-		Eventually(list).Should(Equal(string(golden))) // elements stand there twice while a map grows
+		Eventually(list).Should(Equal(string(golden))) // elements can be listed twice while a map grows
 		saved := GinkgoT().TempDir() + "/saved"
 		w.Cmd("sh", "-c", "nft list ruleset >"+saved)
 		w.Cmd("nft", "flush", "ruleset")
@@ -423,7 +423,7 @@ elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
 @portmap4_at_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
 `
-	DescribeTable("follows the options", func(config Object, want string) {
+	DescribeTable("has the elements and chains of", func(config Object, want string) {
 		w, c := newContainer()
 		c.ips = c.ips[:1]
 		all := []Object{config, ports("8080:80", "127.0.0.1:81:81")}
@@ -484,19 +484,19 @@ var _ = Describe("the name of a chain that masquerades", func() {
 		Expect(ok).To(BeFalse())
 	},
 		Entry("a shared chain", "portmap4_dnat_v1"),
-		Entry("a bit too great", "portmap4_masq_v1_32_all"),
-		Entry("no prefix", "portmap4_masq_v1_13_10.1.0.0"),
-		Entry("none", ""),
+		Entry("one with bit 32", "portmap4_masq_v1_32_all"),
+		Entry("one without a prefix length", "portmap4_masq_v1_13_10.1.0.0"),
+		Entry("an empty one", ""),
 	)
 })
 
 var _ = Describe("the rules of iptables", func() {
-	It("have the highest bit of the fwmark, also if a number has 32 bits", func() {
+	It("can have the highest bit of the fwmark, also if an int has 32 bits", func() {
 		_, rules := (&record{Options: options{SNAT: true, MarkBit: 31}}).sharedRules()
 		Expect(rules[len(rules)-1].Option("--mark")).To(Equal("0x80000000/0x80000000"))
 	})
 
-	It("name fifteen ports in a rule, and protocols in order", func() {
+	It("have at most fifteen ports each, and protocols in order", func() {
 		published := &record{Mappings: []mapping{{6, netip.Addr{}, 99, 1}, {132, netip.Addr{}, 98, 1}}}
 		for i := range 31 {
 			published.Mappings = append(published.Mappings, mapping{17, netip.Addr{}, uint16(100 + i), 1})
@@ -521,7 +521,7 @@ var _ = Describe("the rules of iptables", func() {
 		Entry("one address", "-d 192.0.2.1/32 -p udp -m udp --dport 53 -j DNAT --to-destination 10.1.0.2:53",
 			"192.0.2.1:53/udp to 10.1.0.2:53"),
 		Entry("IPv6", "-p tcp -m tcp --dport 80 -j DNAT --to-destination [fd00::2]:80", "[::]:80/tcp to [fd00::2]:80"),
-		Entry("a mark", "-p tcp -m tcp --dport 80 -j CNI-HOSTPORT-SETMARK", ""),
-		Entry("a range of ports", "-p tcp --dport 80:90 -j DNAT --to-destination 10.1.0.2:80", ""),
+		Entry("except a mark", "-p tcp -m tcp --dport 80 -j CNI-HOSTPORT-SETMARK", ""),
+		Entry("except a range of ports", "-p tcp --dport 80:90 -j DNAT --to-destination 10.1.0.2:80", ""),
 	)
 })

@@ -46,7 +46,7 @@ var (
 )
 
 var _ = Describe("a condition", Label("conditions-matches"), func() {
-	DescribeTable("only reads: each other match is refused, with its key and name", func(text, word string) {
+	DescribeTable("is refused, with its key and the word, if it does more than read:", func(text, word string) {
 		tokens, err := json.Marshal(strings.Fields(text))
 		Expect(err).NotTo(HaveOccurred())
 		_, err = parse(`"conditionsV6":` + string(tokens))
@@ -118,7 +118,7 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 		Expect(checkMatches("key", strings.Fields(text))).To(Succeed())
 	})
 
-	It("has only such matches, also as nft and iptables read it", Label("kernel"), func() {
+	It("is accepted if nft and iptables also read only matches in it", Label("kernel"), func() {
 		w := newWorld()
 		w.Cmd("nft", "add table inet t; add chain inet t c; add chain inet t to")
 		for _, text := range nftConditions {
@@ -167,7 +167,7 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 	restore := func(w *world) { w.Cmd("sh", "-c", "iptables-save -t nat | iptables-restore") }
 
 	for _, k := range kinds[1:] {
-		It("adds no other rule, because "+k.name+" would cut it into two lines", Label("kernel"),
+		It("is refused if "+k.name+" would cut it into two rules", Label("kernel"),
 			nstest.Variant(k.variant), func() {
 				nstest.UseVariant(k.variant)
 				w, a := newContainer()
@@ -183,7 +183,7 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 				}
 			})
 
-		It("has at most as many bytes and words as an administrator of "+k.name+" can save and restore",
+		It("of the maximum length can be saved and restored by "+k.name,
 			Label("kernel"), nstest.Variant(k.variant), func() {
 				nstest.UseVariant(k.variant)
 				w, a := newContainer()
@@ -205,7 +205,7 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 			})
 	}
 
-	DescribeTable("does not change an administrator's list", Label("kernel"), func(config Object, text string) {
+	DescribeTable("cannot change an administrator's list", Label("kernel"), func(config Object, text string) {
 		w, a := newContainer()
 		before := w.rules()
 		o := a.call("ADD", config, Object{"conditionsV4": strings.Fields(text)}, ports("8080:80"))

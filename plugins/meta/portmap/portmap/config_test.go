@@ -37,7 +37,7 @@ func newWorld() *world {
 	w.out = w.Router()
 	w.Bridge(1)
 	w.Bridge(2)
-	// A refusal is an answer that must come each time.
+	// Each refusal must be sent.
 	w.SetSysctl("net/ipv4/icmp_ratelimit", "0")
 	w.SetSysctl("net/ipv6/icmp/ratelimit", "0")
 	return w
@@ -54,7 +54,7 @@ type container struct {
 	ips     []string // with the lengths of their prefixes
 }
 
-// container returns a new one on network n, with address number i.
+// container creates a container on network n, with address number i.
 func (w *world) container(n, i int) *container {
 	GinkgoHelper()
 	c := &container{Host: nstest.NewNetns(), w: w, id: fmt.Sprintf("c%d-%d", n, i)}
@@ -75,7 +75,7 @@ func newContainers() (w *world, a, b *container) {
 	return w, a, w.container(1, 3)
 }
 
-// second is another interface of the container, on network n.
+// second adds another interface to the container, on network n.
 func (c *container) second(ifName string, n, i int) *container {
 	GinkgoHelper()
 	s := &container{w: c.w, Host: c.Host, network: fmt.Sprintf("net%d", n), id: c.id, ifName: ifName}
@@ -83,27 +83,27 @@ func (c *container) second(ifName string, n, i int) *container {
 	return s
 }
 
-// addr is the container's address of a family.
+// addr returns the container's address of a family.
 func (c *container) addr(v6 bool) string {
 	i := slices.IndexFunc(c.ips, func(ip string) bool { return strings.Contains(ip, ":") == v6 })
 	return Addr(c.ips[i])
 }
 
-// vanish ends the container without DEL: its namespace and so its pair go.
+// vanish ends the container without DEL. Its namespace and its pair no longer exist.
 func (c *container) vanish() {
 	GinkgoHelper()
 	c.Unpin()
-	// The kernel may have been quicker.
+	// The kernel may have deleted it already.
 	c.w.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", c.hostEnd}})
 	Expect(c.w.Run(nstest.Program{Path: "ip", Args: []string{"link", "show", c.hostEnd}}).Exit).NotTo(BeZero())
 }
 
-// conf is a configuration; keys are added, or taken away by nil.
+// conf returns a configuration with additional keys; the value nil removes a key.
 func conf(more ...Object) Object {
 	return Merge(append([]Object{{"cniVersion": "1.1.0", "name": "net1", "type": "portmap"}}, more...)...)
 }
 
-// ports is a runtimeConfig: "8080:80", "8080:80/udp", "192.0.2.1:8080:80", "[::]:8080:80".
+// ports returns a runtimeConfig: "8080:80", "8080:80/udp", "192.0.2.1:8080:80", "[::]:8080:80".
 func ports(list ...string) Object {
 	var out []Object
 	for _, text := range list {
@@ -123,7 +123,7 @@ func ports(list ...string) Object {
 	return Object{"runtimeConfig": Object{"portMappings": out}}
 }
 
-// prevResult is the result of the previous plugin.
+// prevResult returns the result of the previous plugin.
 func (c *container) prevResult() Object {
 	var ips []Object
 	for _, ip := range c.ips {
@@ -208,7 +208,7 @@ func (w *world) gc(network string, valid ...string) {
 	w.Succeeds(Call{Command: "GC", Conf: conf(Object{"name": network, "cni.dev/valid-attachments": refs})})
 }
 
-// kinds are the backends: their configuration, and the variant of iptables.
+// kind is a backend, with its configuration and the variant of iptables.
 type kind struct {
 	name    string
 	config  Object
@@ -221,13 +221,13 @@ var kinds = []kind{
 	{"iptables-legacy", Object{"backend": "iptables"}, "legacy"},
 }
 
-// ruleset is both nftables, and iptables of either variant.
+// ruleset returns the rules of nftables and of both variants of iptables.
 func (w *world) ruleset() string {
 	GinkgoHelper()
 	return w.Snapshot("nftables", "iptables-legacy")
 }
 
-// rules is the state of the host that portmap may change, in no order: rules of others may have moved.
+// rules returns the state of the host that portmap may change, sorted, because rules of other programs may move.
 func (w *world) rules() string {
 	GinkgoHelper()
 	lines := strings.Split(w.ruleset(), "\n")
@@ -235,7 +235,7 @@ func (w *world) rules() string {
 	return strings.Join(lines, "\n") + w.Cmd("sh", "-c", "grep . /proc/sys/net/ipv4/conf/br*/route_localnet || true")
 }
 
-// localnet is route_localnet of bridges 1 and 2.
+// localnet returns route_localnet of bridges 1 and 2.
 func (w *world) localnet() string {
 	GinkgoHelper()
 	return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
@@ -267,7 +267,7 @@ var _ = Describe("the configuration", func() {
 		c := nstest.Must(parse(mappingsOf(entry)))
 		Expect(c.mappings).To(Equal([]mapping{want}))
 	},
-		Entry("as the conventions have it", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`,
+		Entry("in the CNI conventions", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`,
 			mapping{6, netip.Addr{}, 8080, 80}),
 		Entry("containerd's capitals and empty address",
 			`{"HostPort":8080,"ContainerPort":80,"Protocol":"tcp","HostIP":""}`, mapping{6, netip.Addr{}, 8080, 80}),
@@ -292,16 +292,16 @@ var _ = Describe("the configuration", func() {
 		Entry("loopback", "127.0.0.1", "127.0.0.1"),
 	)
 
-	DescribeTable("refuses, naming the entry and the field", func(entry, message string) {
+	DescribeTable("refuses, naming entry and field,", func(entry, message string) {
 		_, err := parse(mappingsOf(`{"hostPort":9,"containerPort":9,"protocol":"tcp"},` + entry))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 		Expect(err).To(MatchError("runtimeConfig.portMappings" + message))
 	},
-		Entry("two ways from one port", `{"hostPort":9,"containerPort":10,"protocol":"tcp"}`,
+		Entry("two targets of a port", `{"hostPort":9,"containerPort":10,"protocol":"tcp"}`,
 			`[1]: host port 0.0.0.0:9/tcp is already forwarded to container port 9, not to 10`),
-		Entry("two ways from one port of a family", `{"hostPort":9,"containerPort":10,"protocol":"tcp","hostIP":"::"}`,
+		Entry("two targets of a port of one family", `{"hostPort":9,"containerPort":10,"protocol":"tcp","hostIP":"::"}`,
 			`[1]: host port [::]:9/tcp is already forwarded to container port 9, not to 10`),
-		Entry("no object", `5`, `[1]: is a JSON number, want an object`),
+		Entry("a number as mapping", `5`, `[1]: is a JSON number, want an object`),
 	)
 
 	It("suggests a value for a missing protocol", func() {
@@ -332,7 +332,7 @@ var _ = Describe("the configuration", func() {
 		}
 	})
 
-	It("counts only addresses as rules of a condition, and no ports", func() {
+	It("counts addresses of a condition as rules, but not ports", func() {
 		nstest.Must(parse(`"conditionsV4":["-s","` + strings.Repeat("10.0.0.1,", 19) + `10.0.0.1","-m","multiport",` +
 			`"--dports","` + strings.Repeat("80:81,", 14) + `80"]`))
 	})
@@ -349,7 +349,7 @@ var _ = Describe("the configuration", func() {
 		Entry("a mark bit", `"markMasqBit":0`, auto),
 	)
 
-	DescribeTable("refuses, naming the key and the value", func(text, message string) {
+	DescribeTable("refuses, naming key and value,", func(text, message string) {
 		_, err := parse(text)
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 		Expect(err).To(MatchError(message))
@@ -372,11 +372,11 @@ var _ = Describe("the configuration", func() {
 			`conditionsV4: in the syntax of nftables, but externalSetMarkChain is for iptables`),
 		Entry("a program that iptables runs", `"conditionsV4":["-s","10.0.0.0/8","--modprobe=/tmp/x"]`,
 			`conditionsV4[2]: "--modprobe=/tmp/x" `+noMatch),
-		Entry("the same, short", `"conditionsV4":["-M","/tmp/x"]`,
+		Entry("its short option", `"conditionsV4":["-M","/tmp/x"]`,
 			`conditionsV4[0]: "-M" `+noMatch),
-		Entry("the same, in a bundle", `"conditionsV4":["-fM/tmp/x"]`,
+		Entry("its option in a bundle", `"conditionsV4":["-fM/tmp/x"]`,
 			`conditionsV4[0]: "-fM/tmp/x" `+noMatch),
-		Entry("the same, abbreviated", `"conditionsV6":["--mod","/tmp/x"]`,
+		Entry("its option, abbreviated", `"conditionsV6":["--mod","/tmp/x"]`,
 			`conditionsV6[0]: "--mod" `+noMatch),
 		Entry("too much text", `"conditionsV4":["ip saddr"`+strings.Repeat(`,"`+strings.Repeat("1", 1<<10)+`"`, 16)+`]`,
 			`conditionsV4: has more than 16384 bytes`),
@@ -400,7 +400,7 @@ var _ = Describe("the configuration", func() {
 			`conditionsV4[0]: "ip saddr 10.0.0.1 accept; drop" would end the condition`),
 	)
 
-	It("makes at most 4,096 rules of iptables for all ports", func() {
+	It("allows at most 4,096 rules of iptables for all ports", func() {
 		addrs := strings.Repeat("10.0.0.1,", 15) + "10.0.0.1"
 		with := func(count int) string {
 			entries := make([]string, count)
@@ -415,7 +415,7 @@ var _ = Describe("the configuration", func() {
 			"port mappings"))
 	})
 
-	It("is refused for everything that is wrong with it at once", func() {
+	It("is refused with all of its errors together", func() {
 		_, err := parse(`"backend":"ipvs","markMasqBit":40,"conditionsV4":["-s","","a\nb"],"conditionsV6":["ip6;"],` +
 			mappingsOf(`{"hostPort":70000,"containerPort":0,"protocol":"icmp","hostIP":"y"},`+
 				`{"hostPort":1,"containerPort":1,"protocol":"tcp"},{}`))

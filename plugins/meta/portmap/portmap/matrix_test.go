@@ -106,7 +106,7 @@ func (c cell) expected(s setting) string {
 	case c.source == "container through the node":
 		return c.family("10.1.0.2", "fd00:1::2")
 	case toLoopback && c.v6 && c.hostIP != "one address" && s.name != "nftables":
-		return silence // the reference's rules translate what cannot be forwarded
+		return silence // the reference's rules translate packets that cannot be forwarded
 	case toLoopback && c.v6:
 		return refused // IPv6 cannot forward from ::1
 	case c.hostIP == "one address" && toLoopback, c.hostIP == "loopback" && !toLoopback:
@@ -166,7 +166,7 @@ func newTopology(s setting) *topology {
 	return t
 }
 
-// probeAll asks as all cells say, from all sources at once.
+// probeAll sends the requests of all cells, from all sources in parallel.
 func (t *topology) probeAll(s setting) map[cell]string {
 	GinkgoHelper()
 	seen := map[cell]string{}
@@ -247,7 +247,7 @@ var _ = Describe("packets (CVE-2025-67499)", Label("kernel", "port-53"), func() 
 						nstest.UseVariant(k.variant)
 						seen = newTopology(s).probeAll(s)
 					})
-					DescribeTable("the container is reached, and sees", Label("host-port"), func(c cell, want string) {
+					DescribeTable("have the expected source or result:", Label("host-port"), func(c cell, want string) {
 						Expect(seen[c]).To(Equal(want))
 					}, entries(s))
 				})
@@ -275,7 +275,7 @@ func listen(h *nstest.Host, address string) net.Listener {
 	return l
 }
 
-// word is the answer of a TCP server.
+// word returns the answer of a TCP server.
 func word(from *nstest.Host, to string) string {
 	GinkgoHelper()
 	answer, err := from.AskWithin(patience(), "tcp", to)
@@ -285,14 +285,14 @@ func word(from *nstest.Host, to string) string {
 	return answer
 }
 
-// stream is a sender of UDP that never pauses, from one port, until the end of the spec. It keeps who answered last.
+// stream is a sender of UDP that never pauses, from one port, until the end of the spec. It keeps the last answer.
 type stream struct {
 	conn net.Conn
 	last atomic.Value
 	got  atomic.Int64
 }
 
-// stream sends every few milliseconds.
+// newStream starts a stream, which sends every few milliseconds.
 func newStream(from *nstest.Host, to string) *stream {
 	GinkgoHelper()
 	s := &stream{}
@@ -320,7 +320,7 @@ func newStream(from *nstest.Host, to string) *stream {
 				return
 			default:
 			}
-			if err == nil { // not the refusal of a packet before
+			if err == nil { // not the refusal of an earlier packet
 				s.last.Store(string(buf[:n]))
 				s.got.Add(1)
 			}
@@ -329,26 +329,26 @@ func newStream(from *nstest.Host, to string) *stream {
 	return s
 }
 
-// hears waits until the stream is answered by this one.
+// hears waits until the stream receives this answer.
 func (s *stream) hears(who string) {
 	GinkgoHelper()
 	Eventually(func() any { return s.last.Load() }).WithPolling(5 * time.Millisecond).Should(Equal(who))
 }
 
-// server answers every UDP packet with a word, but while it is quiet.
+// server answers each UDP packet with a word, except while it is quiet.
 type server struct {
 	sync.Mutex
 	quiet bool
 }
 
-// hush ends the answers: none is on its way any more.
+// hush stops or resumes the answers. When it returns, no answer is being sent.
 func (s *server) hush(quiet bool) {
 	s.Lock()
 	defer s.Unlock()
 	s.quiet = quiet
 }
 
-// answer starts a server.
+// answer starts a server that answers with a word.
 func answer(h *nstest.Host, address, word string) *server {
 	GinkgoHelper()
 	s := &server{}
@@ -399,8 +399,8 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 					answer(w.Host, net.JoinHostPort(second, "53"), "host, second address")
 				})
 
-				// add publishes while the host is quiet: an answer that comes late, on a busy machine, would make
-				// the flow to the host again.
+				// add publishes while the host is quiet. On a busy machine, a late answer of the host would
+				// create the flow to the host again.
 				add := func(c *container, s *stream, word string, mapping Object) {
 					GinkgoHelper()
 					onHost.hush(true)
@@ -428,7 +428,7 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 					s.hears("b")
 				})
 
-				It("is kept if it is not to a host port", func() {
+				It("keeps its flow if it does not send to a host port", func() {
 					third := nstest.NewHost()
 					nstest.Wire(nstest.End{Host: w.Host, Name: "far",
 						Addrs: []string{"198.51.100.1/24", "2001:db8:9::1/64"}},
@@ -472,8 +472,8 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 	}
 })
 
-// flows are the numbers of the tracked flows whose description has one of the
-// texts: a flow that was deleted comes back with another.
+// flows returns the IDs of the tracked flows whose description has one of the texts. A flow that was created again has
+// another ID.
 func flows(w *world, texts ...string) []string {
 	GinkgoHelper()
 	nstest.NeedProgram("conntrack")
@@ -503,7 +503,7 @@ func original(line string) string {
 	return first
 }
 
-var _ = It("an answer of the host that recreates a flow is deleted with it", func() {
+var _ = It("the flow of a late answer of the host is deleted with the stale flow", func() {
 	sender, host := netip.MustParseAddrPort("192.0.2.2:4711"), netip.MustParseAddrPort("192.0.2.1:53")
 	asked := nft.Flow{Source: sender, Destination: host, ReplySource: host}
 	answered := nft.Flow{Source: host, Destination: sender, ReplySource: sender}
@@ -513,5 +513,5 @@ var _ = It("an answer of the host that recreates a flow is deleted with it", fun
 	Expect(isStale(at, asked)).To(BeTrue())
 	Expect(isStale(nil, answered)).To(BeTrue())
 	asked.ReplySource = netip.MustParseAddrPort("10.1.0.2:5353")
-	Expect(isStale(at, asked)).To(BeFalse(), "it has taken the new way")
+	Expect(isStale(at, asked)).To(BeFalse(), "it already has the new target")
 })

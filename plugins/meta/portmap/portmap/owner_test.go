@@ -19,7 +19,7 @@ import (
 // eachKind runs the same specs on each backend, with either variant of iptables.
 func eachKind(specs func(k kind)) { onEach(kinds, specs) }
 
-// eachBackend runs specs on each backend that do not depend on the variant of iptables.
+// eachBackend runs specs that do not depend on the variant of iptables on each backend.
 func eachBackend(specs func(k kind)) { onEach(kinds[:2], specs) }
 
 func onEach(list []kind, specs func(k kind)) {
@@ -34,13 +34,13 @@ func onEach(list []kind, specs func(k kind)) {
 // patience is the time for an answer that must come.
 func patience() time.Duration { return nstest.Patience(nstest.Hang) }
 
-// reach asks a TCP host port from outside: the source that the server sees.
+// reach connects to a TCP host port from outside, and returns the source that the server sees.
 func (w *world) reach(port int) string {
 	GinkgoHelper()
 	return ask(w.out, "tcp", fmt.Sprintf("192.0.2.1:%d", port), patience())
 }
 
-// serve answers on a TCP port of the container with the source.
+// serve answers on a TCP port of the container with the source of the request.
 func (c *container) serve(port int) {
 	GinkgoHelper()
 	c.Serve("tcp4", fmt.Sprintf("%s:%d", c.addr(false), port))
@@ -70,7 +70,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			a.check(k.config, ports("8080:80"))
 		})
 
-		It("of the container's other network is left to that with a warning, and nothing is handed on", func() {
+		It("of the container's other network stays there, with a warning, and is free after its DEL", func() {
 			first, second := a, a.second("eth1", 2, 2)
 			second.serve(80)
 			first.add(k.config, ports("8080:80"))
@@ -91,7 +91,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.ruleset()).NotTo(ContainSubstring("9000"))
 		})
 
-		It("of an owner whose namespace and link are gone passes to the next", Label("port-owner"), func() {
+		It("of an owner without a namespace and a link passes to the next container", Label("port-owner"), func() {
 			a.add(k.config, ports("8080:80", "9000:80"))
 			a.vanish()
 			b.add(k.config, ports("8080:80"))
@@ -104,7 +104,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.ruleset()).NotTo(Or(ContainSubstring("8080"), ContainSubstring("9000")))
 		})
 
-		It("of an owner whose namespace the kernel still keeps for a moment passes to the next", func() {
+		It("of an owner whose namespace the kernel still removes passes to the next container", func() {
 			gone := w.container(1, 4)
 			gone.add(k.config, ports("8080:80"))
 			kept := nstest.Must(os.Open(gone.Path))
@@ -128,7 +128,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 		})
 
-		It("is asked for twice by the same attachment: the second fails, the first works on", func() {
+		It("is refused to a second ADD of its attachment, and keeps working", func() {
 			a.add(k.config, ports("8080:80"))
 			b.add(k.config, ports("8081:80"))
 			before := w.rules() + w.Files("/run/hawser")
@@ -137,7 +137,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 				code uint
 			}{
 				{ports("8080:80", "9000:80"), cni.CodeExists},
-				{ports("8080:80", "8081:80"), cni.CodeExists}, // one is taken, too
+				{ports("8080:80", "8081:80"), cni.CodeExists}, // one belongs to another container
 				{Object{"backend": "iptables"}, cni.CodeExists},
 				{Object{"backend": "nftables"}, cni.CodeExists},
 				{Object{"backend": nil, "conditionsV4": []string{"ip", "saddr", "none"}}, cni.CodeExists},
@@ -165,7 +165,7 @@ var _ = Describe("host ports", Label("kernel"), func() {
 			DeferCleanup(kept.Close)
 			stale.Unpin()
 		}
-		Eventually(func() time.Duration { // one wait for each takes longer each time, a busy machine not
+		Eventually(func() time.Duration { // separate waits always exceed the limit, a busy machine only sometimes
 			begin := time.Now()
 			Expect(b.call("ADD", ports(held...)).Code).To(Equal(cni.CodePortTaken))
 			return time.Since(begin)
@@ -184,7 +184,7 @@ var _ = Describe("host ports of several", Label("kernel"), func() {
 			b.serve(80)
 		})
 
-		It("that begin at once on a new host work, from one set of shared rules", func() {
+		It("containers that start in parallel on a new host work, with one set of shared rules", func() {
 			all := []*container{a, b}
 			for i := range 6 {
 				all = append(all, w.container(1, 4+i))
@@ -209,7 +209,7 @@ var _ = Describe("host ports of several", Label("kernel"), func() {
 
 var _ = Describe("a container's ports on its other networks", Label("kernel"), func() {
 	eachBackend(func(k kind) {
-		It("need route_localnet on the link of the network that serves them, and on no other", func() {
+		It("need route_localnet only on the link of the network that serves them", func() {
 			w := newWorld()
 			w.settle(k)
 			before := w.rules()
@@ -253,7 +253,7 @@ var _ = Describe("a host port whose rules were flushed", Label("kernel"), func()
 })
 
 var _ = Describe("the lock", Label("kernel", "lock-deadline"), func() {
-	It("of legacy iptables is waited for until a deadline, and its holder is named", func() {
+	It("of legacy iptables delays ADD until its deadline, and the error names the holder", func() {
 		nstest.UseVariant("legacy")
 		w := newWorld()
 		a := w.container(1, 2)
@@ -272,7 +272,7 @@ var _ = Describe("the lock", Label("kernel", "lock-deadline"), func() {
 })
 
 var _ = Describe("an ADD that is killed", Label("kernel"), func() {
-	It("with a stale record of the same attachment hides none of its ports from a conflict", func() {
+	It("keeps no port of a stale record of its attachment from another container", func() {
 		w, a, b := newContainers()
 		b.serve(80)
 		a.add(ports("192.0.2.1:8080:80"))
@@ -293,12 +293,12 @@ var _ = Describe("an ADD that is killed", Label("kernel"), func() {
 	})
 })
 
-// walk is calls at random for a few containers on two networks, and a model of who has which host port.
+// walk makes random calls for a few containers on two networks, and models which attachment owns which host port.
 type walk struct {
 	*rand.Rand
 	w    *world
 	all  []*container
-	live map[*container][]Object // what ADD was told
+	live map[*container][]Object // configurations of live attachments
 	held map[*container][]held
 }
 
@@ -316,7 +316,7 @@ func (h held) collides(others []held) bool {
 	})
 }
 
-// pick is one of a list.
+// pick returns a random element of a list.
 func pick[T any](r *walk, list ...T) T { return list[r.IntN(len(list))] }
 
 func newWalk(seed uint64, variant string) *walk {
@@ -330,14 +330,14 @@ func newWalk(seed uint64, variant string) *walk {
 	return r
 }
 
-// container is the three attachments of one: to network 1, to network 2 and to network 1 again.
+// container returns three attachments of a new container: to network 1, to network 2 and to network 1 again.
 func (r *walk) container(i int) []*container {
 	GinkgoHelper()
 	c := r.w.container(1, 2+i)
 	return []*container{c, c.second("eth1", 2, 2+i), c.second("eth2", 1, 20+i)}
 }
 
-// config is a few ports, which often collide, with some options.
+// config returns a few ports, which often collide, with some options, and the host ports that they claim.
 func (r *walk) config() (config []Object, wanted []held) {
 	var list []string
 	for range 1 + r.IntN(3) {
@@ -357,7 +357,7 @@ func (r *walk) config() (config []Object, wanted []held) {
 		Object{"backend": "iptables"}, only)}, wanted
 }
 
-// gc forgets some attachments of a network.
+// gc runs a GC of a network, in which some attachments are not valid.
 func (r *walk) gc(network string) string {
 	GinkgoHelper()
 	valid := []string{"c1-98/eth0", "c1-99/eth0"}
@@ -394,8 +394,8 @@ func (r *walk) die(i int) string {
 	return fmt.Sprint("end of container ", i)
 }
 
-// add expects what the model says: a port of another container is refused; one of the same container's other network
-// is left to that. Where a port is both, either may come of it.
+// add runs an ADD and compares it with the model. A port of another container is refused. A port of the container's
+// other network is left to that network. If both apply, both results are accepted.
 func (r *walk) add(c *container) string {
 	GinkgoHelper()
 	config, wanted := r.config()
@@ -449,7 +449,7 @@ var _ = Describe("host ports", Label("kernel"), func() {
 		n int, variant string,
 	) {
 		r := newWalk(uint64(GinkgoRandomSeed())+uint64(n), variant)
-		r.w.container(1, 98).add(ports("7000:80")) // what all share is there
+		r.w.container(1, 98).add(ports("7000:80")) // creates the shared rules
 		r.w.container(1, 99).add(Object{"backend": "iptables"}, ports("7001:80"))
 		before := r.w.rules()
 		for range 16 {
@@ -473,7 +473,7 @@ var _ = Describe("host ports", Label("kernel"), func() {
 	)
 })
 
-var _ = DescribeTable("a host port of an owner that is gone, with another mark bit, keeps the shared chains",
+var _ = DescribeTable("a host port of a stale owner with another mark bit leaves no chain behind",
 	func(conditions Object) {
 		w, a, b := newContainers()
 		a.add(conditions, Object{"markMasqBit": 5}, ports("8080:80"))

@@ -41,7 +41,7 @@ func (w *world) onLinkBehind(hostEnd string, i int) *container {
 	return c
 }
 
-var _ = Describe("containers on links of their own", Label("kernel"), func() {
+var _ = Describe("containers on their own links", Label("kernel"), func() {
 	eachBackend(func(k kind) {
 		It("reach a host port from everywhere, and on nftables keep their address", func() {
 			w := newWorld()
@@ -87,18 +87,18 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 			}
 			w.IP("link set " + all[0].hostEnd + " alias " + ownerHash(all[0]))
 			w.Cmd("rm", "-rf", "/run/hawser")
-			all[0].del() // its link is there
+			all[0].del() // its link has its mark
 			Expect(w.Sysctl("net/ipv4/conf/" + all[0].hostEnd + "/route_localnet")).To(Equal("0"))
 			all[1].vanish()
 			all[1].del()
-			all[2].del() // its link is another's
+			all[2].del() // its link has no mark
 			Expect(w.Sysctl("net/ipv4/conf/" + all[2].hostEnd + "/route_localnet")).To(Equal("1"))
 			all[2].vanish()
 			all[2].del()
 			Expect(w.rules()).To(Equal(before))
 		})
 
-		It("leave no guard behind when the link went first, by DEL or by GC", func() {
+		It("leave no guard behind if the link was deleted before DEL or GC", func() {
 			w := newWorld()
 			for i, remove := range []func(*container){func(c *container) { c.del() },
 				func(c *container) { w.gc("net1") },
@@ -114,7 +114,7 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 })
 
 var _ = Describe("ADD", Label("kernel"), func() {
-	It("forwards to the addresses of its own interface, the first of each family", func() {
+	It("forwards to the first address of each family of its own interface", func() {
 		w, c := newContainer()
 		c.serve(80)
 		o := c.call("ADD", ports("8080:80"), Object{"prevResult": Object{"cniVersion": "1.1.0",
@@ -124,11 +124,11 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			"ips": []Object{{"address": "10.7.0.7/24", "interface": 0},
 				{"address": "10.8.0.8/24", "interface": 1}, {"address": "10.1.0.2/24",
 					"interface": 2}, {"address": "10.1.0.9/24", "interface": 2}}}})
-		Expect(o.stdout).To(And(ContainSubstring("10.1.0.9/24"), ContainSubstring("192.0.2.53")), "all is handed on")
+		Expect(o.stdout).To(And(ContainSubstring("10.1.0.9/24"), ContainSubstring("192.0.2.53")), "the result is complete")
 		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 	})
 
-	It("warns of mappings that do not work", func() {
+	It("warns about mappings that do not work", func() {
 		_, c := newContainer()
 		c.ips = c.ips[:1]
 		o := c.call("ADD", Object{"masqAll": true, "snat": false},
@@ -141,7 +141,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(o.stderr).NotTo(MatchRegexp("8082|8083"))
 	})
 
-	It("masquerades everything with masqAll, nothing without snat", func() {
+	It("masquerades everything with masqAll, and nothing without snat", func() {
 		for _, k := range kinds {
 			nstest.UseVariant(k.variant)
 			w := newWorld()
@@ -160,7 +160,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 })
 
 var _ = Describe("an owner", Label("kernel"), func() {
-	It("is identified by its namespace, and is present in doubt", func() {
+	It("is identified by its namespace, and is treated as live in case of doubt", func() {
 		w, a, b := newContainers()
 		isGone := func(l location) bool {
 			GinkgoHelper()
@@ -191,19 +191,19 @@ var _ = Describe("an owner", Label("kernel"), func() {
 		Expect(isGone(one)).To(BeFalse())
 		other := one
 		other.Link = 99999
-		Expect(isGone(other)).To(BeFalse(), "its namespace is there")
+		Expect(isGone(other)).To(BeFalse(), "its namespace exists")
 		other = one
 		other.NetnsPath = b.Path
-		Expect(isGone(other)).To(BeFalse(), "its link is there")
+		Expect(isGone(other)).To(BeFalse(), "its link exists")
 		other.NetnsPath = "/nowhere"
-		Expect(isGone(other)).To(BeFalse(), "its path may be invisible, and its link is there")
+		Expect(isGone(other)).To(BeFalse(), "its path may be invisible, and its link exists")
 		other.NetnsPath, other.Link = b.Path, 0
 		Expect(isGone(other)).To(BeTrue(), "another namespace is at its path, and no link is known")
 		other.NetnsPath = "/nowhere"
 		Expect(isGone(other)).To(BeFalse(), "the path may be invisible, and no link is known")
 		other = one
 		other.NetnsPath, other.MAC = "/nowhere", "02:00:00:00:00:01"
-		Expect(isGone(other)).To(BeTrue(), "the index is another link's by now")
+		Expect(isGone(other)).To(BeTrue(), "another link has the index now")
 		// Without a cookie the inode decides.
 		old := one
 		old.Netns.Cookie = 0
@@ -221,8 +221,8 @@ var _ = Describe("an owner", Label("kernel"), func() {
 	})
 })
 
-// services are ways in which kube-proxy, and what works like it, leads port
-// 8080 of the host's address to a container: all at -100.
+// services has the ways in which kube-proxy and similar programs forward port 8080 of the host's address to a
+// container, all with priority -100.
 var services = []struct {
 	name string
 	make func(w *world, to string)
@@ -250,7 +250,7 @@ var _ = Describe("a service on the port of a container", Label("kernel", "servic
 	for _, service := range services {
 		for _, first := range []bool{true, false} {
 			name := map[bool]string{true: "first", false: "last"}[first]
-			It(fmt.Sprintf("of %s wins when it came %s (CVE-2019-9946)", service.name, name), func() {
+			It(fmt.Sprintf("of %s wins if it came %s (CVE-2019-9946)", service.name, name), func() {
 				nstest.Need("iptables-nft", "iptables-legacy")
 				w := newWorld()
 				ours, theirs := w.container(1, 2), w.container(1, 3)
@@ -309,13 +309,13 @@ var _ = Describe("with kube-proxy in ipvs mode", Label("kernel"), func() {
 		Expect(w.natRules()).To(ContainSubstring(c.chain()))
 		o := w.status()
 		Expect(o.exit).To(BeZero(), o.text())
-		w.Cmd("ip", "link", "del", "kube-ipvs0") // the record says which backend it was
+		w.Cmd("ip", "link", "del", "kube-ipvs0") // the record names the backend
 		c.check(ports("8080:80"))
 		c.del()
 		Expect(w.natRules()).NotTo(ContainSubstring("CNI-DN"))
 	})
 
-	It("uses the configured backend, and warns of the consequence", Label("kube-proxy"), func() {
+	It("uses the configured backend, and warns about the consequence", Label("kube-proxy"), func() {
 		asked := Object{"backend": "nftables"}
 		const beside = `with kube-proxy in ipvs mode (link "kube-ipvs0")`
 		Expect(w.Warns(c.as("ADD", asked, ports("8080:80")))).To(ContainSubstring(beside))
@@ -330,7 +330,7 @@ var _ = Describe("with kube-proxy in ipvs mode", Label("kernel"), func() {
 
 var _ = Describe("conditions", Label("kernel"), func() {
 	eachBackend(func(k kind) {
-		It("of one network apply to its ports only", func() {
+		It("of one network apply only to its ports", func() {
 			w := newWorld()
 			a, b := w.container(1, 2), w.container(2, 2)
 			a.serve(80)
@@ -358,7 +358,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			Expect(w.ruleset()).NotTo(MatchRegexp("808|_conditions_|_masq_|CNI-DN"))
 		})
 	})
-	It("are compiled below a root that is not a mount, and no mount remains", Label("conditions-names"), func() {
+	It("work in a chroot whose root is not a mount point, and leave no mount", Label("conditions-names"), func() {
 		w, a := newContainer()
 		a.serve(80)
 		config := Object{"backend": "nftables", "conditionsV4": strings.Fields("ip saddr != 192.0.2.0/24")}
@@ -376,7 +376,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 		a.check(config, ports("8080:80"))
 	})
 
-	It("change no packets, sets or chains, also not another container's port", Label("conditions-matches"), func() {
+	It("cannot change packets, sets, chains or another container's port", Label("conditions-matches"), func() {
 		w, a, b := newContainers()
 		b.serve(80)
 		config := Object{"backend": "nftables"}
@@ -418,7 +418,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 		Expect(w.reach(8080)).To(Equal(refused))
 	})
 	eachKind(func(k kind) {
-		It("have numbers: no name is looked up, and no name server is asked", Label("conditions-names"), func() {
+		It("must have numbers: no name is looked up, and no server gets a query", Label("conditions-names"), func() {
 			w, a, before := settled(k)
 			var server net.PacketConn
 			w.Do(func() { server = nstest.Must(net.ListenPacket("udp", "127.0.0.1:53")) })
@@ -438,12 +438,12 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			}
 			Expect(server.SetReadDeadline(time.Now())).To(Succeed())
 			_, _, err := server.ReadFrom(make([]byte, 512))
-			Expect(err).To(MatchError(os.ErrDeadlineExceeded), "a query")
+			Expect(err).To(MatchError(os.ErrDeadlineExceeded), "a query arrived")
 			Expect(w.rules()).To(Equal(before))
 		})
 
-		if k.name != "nftables" { // which fills the chain with conditions after the lock
-			It("are refused without a wait for the locks, on iptables", Label("conditions-names"), func() {
+		if k.name != "nftables" { // on which nft reads conditions after the lock is held
+			It("are refused on iptables without waiting for the locks", Label("conditions-names"), func() {
 				w, a, before := settled(k)
 				var held []*statefile.Lock
 				w.Do(func() {
@@ -460,7 +460,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			})
 		}
 
-		It("delay no other call, however long they are parsed", Label("conditions-names"), func() {
+		It("do not delay other calls while a program parses them", Label("conditions-names"), func() {
 			w, a, b := newContainers()
 			b.add(k.config, ports("8082:80"))
 			began := filepath.Join(GinkgoT().TempDir(), "began")
@@ -490,7 +490,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 	})
 })
 
-// slowly returns a directory with a program that is slow if its input has the text, and then creates a file.
+// slowly returns a directory with a program that creates a file and hangs if its input has the text.
 func slowly(program, text, file string) (dir string) {
 	GinkgoHelper()
 	dir = GinkgoT().TempDir()

@@ -16,7 +16,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// reference runs a release of the reference plugin as call runs ours.
+// reference runs a release of the reference plugin as call runs Hawser's.
 func (c *container) reference(ref nstest.Reference, command string, more ...Object) {
 	GinkgoHelper()
 	prev := Merge(c.prevResult(), Object{"cniVersion": "1.0.0"})
@@ -26,7 +26,7 @@ func (c *container) reference(ref nstest.Reference, command string, more ...Obje
 
 var counters = regexp.MustCompile(`\[\d+:\d+\]`)
 
-// saved is the nat table of both families as iptables saves it.
+// saved returns the nat table of both families as iptables saves it.
 func (w *world) saved() string {
 	GinkgoHelper()
 	text := ""
@@ -40,19 +40,19 @@ func (w *world) saved() string {
 	return text
 }
 
-var _ = Describe("together with the reference plugin", Label("kernel"), func() {
+var _ = Describe("together with", Label("kernel"), func() {
 	for _, ref := range nstest.QuickReferences() {
 		for _, k := range kinds[1:] {
 			if ref != nstest.Newest() && k.variant == "legacy" { // the releases' rules do not depend on the variant
 				continue
 			}
-			Context("of "+ref.Name+" on "+k.name, nstest.Variant(k.variant), func() { besideReference(ref, k) })
+			Context(ref.Name+" on "+k.name+":", nstest.Variant(k.variant), func() { besideReference(ref, k) })
 		}
 	}
 })
 
-// besideReference has the specs of a release and a variant of iptables: what each makes and removes, and for the
-// newest what is decided from it, since the rules are the same.
+// besideReference registers the specs of a release and a variant of iptables: rules that each plugin creates and
+// removes, and, for the newest release, decisions about them, because the rules of all releases are the same.
 func besideReference(ref nstest.Reference, k kind) {
 	mapped := ports("8080:80", "192.0.2.1:8081:81", "[::]:53:53/udp", "0.0.0.0:54:53/udp", "127.0.0.1:9:9/sctp")
 
@@ -78,16 +78,16 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(w.saved()).To(Equal(empty))
 	}
 
-	DescribeTable("the rules are the same to the byte", Label("portmap-format"), sameRules,
+	DescribeTable("the rules are the same byte for byte", Label("portmap-format"), sameRules,
 		Entry("by default", Object{}),
-		Entry("snat off", Object{"snat": false}),
-		Entry("another bit", Object{"markMasqBit": 7}),
-		Entry("another's chain that marks", Object{"externalSetMarkChain": "KUBE-MARK-MASQ", "snat": false}),
-		Entry("conditions", Object{"conditionsV4": []string{"!", "-s", "203.0.113.0/24"},
+		Entry("with snat off", Object{"snat": false}),
+		Entry("with another bit", Object{"markMasqBit": 7}),
+		Entry("with an external chain that marks", Object{"externalSetMarkChain": "KUBE-MARK-MASQ", "snat": false}),
+		Entry("with conditions", Object{"conditionsV4": []string{"!", "-s", "203.0.113.0/24"},
 			"conditionsV6": []string{"-s", "2001:db8::/32", "-m", "mark", "--mark", "0x7"}}),
 	)
 
-	It("its DEL removes our rules", Label("portmap-format"), func() {
+	It("the reference's DEL removes Hawser's rules", Label("portmap-format"), func() {
 		c.reference(ref, "ADD", k.config, mapped)
 		c.reference(ref, "DEL", k.config, mapped)
 		empty := w.saved()
@@ -103,7 +103,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		return
 	}
 
-	It("each creates what the other one expects on a new host", func() {
+	It("both create the same rules on a new host", func() {
 		c.add(k.config, mapped)
 		ours := w.saved()
 		other := newWorld()
@@ -112,7 +112,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(sortedLines(ours)).To(Equal(sortedLines(other.saved())))
 	})
 
-	It("the chains of an older version are removed as well", func() {
+	It("chains of an older version are also removed", func() {
 		chain := ipt.ContainerChain("CNI-SN-", c.network, c.id)
 		for _, program := range []string{"iptables", "ip6tables"} {
 			w.Cmd("sh", "-ec",
@@ -132,7 +132,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		sameRules(Object{"masqAll": true})
 	})
 
-	It("after its DEL of our attachment, the host ports are free", func() {
+	It("the reference's DEL of Hawser's attachment releases the host ports", func() {
 		other := w.container(1, 3)
 		c.add(k.config, mapped)
 		c.reference(ref, "DEL", k.config, mapped)
@@ -142,7 +142,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		c.check(k.config, mapped)
 	})
 
-	It("our CHECK accepts its rules in place of ours", func() {
+	It("Hawser's CHECK accepts the reference's rules instead of its own", func() {
 		other := w.container(1, 3)
 		c.add(k.config, mapped)
 		c.reference(ref, "DEL", k.config, mapped)
@@ -153,7 +153,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(c.call("CHECK", k.config, mapped).Code).To(Equal(cni.CodeDrift), "the address that it had before")
 	})
 
-	It("our CHECK accepts its rules, with any backend, and detects missing ones", func() {
+	It("Hawser's CHECK accepts the reference's rules, with any backend, and detects missing ones", func() {
 		c.reference(ref, "ADD", k.config, mapped)
 		for _, config := range []Object{{}, k.config} {
 			c.check(config, mapped)
@@ -166,7 +166,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("there is no record"))
 	})
 
-	It("a port that it gave to another container is refused, and its owner named", func() {
+	It("a port of the reference's container is refused, naming the container", func() {
 		other := w.container(1, 3)
 		other.serve(80)
 		other.reference(ref, "ADD", k.config, ports("8080:80"))
@@ -187,7 +187,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		c.del()
 	})
 
-	It("a port of its container that is gone, and whose address is now ours, is taken over", func() {
+	It("a port of a former container of the reference passes to the container that has its address now", func() {
 		for _, config := range []Object{{}, k.config} {
 			old := &container{w: w, Host: c.Host, network: "net1", id: "dead", ifName: "eth0", ips: c.ips}
 			old.reference(ref, "ADD", k.config, ports("8080:81"))
@@ -199,8 +199,8 @@ func besideReference(ref nstest.Reference, k kind) {
 	})
 }
 
-var _ = Describe("together with the reference plugin's nftables", Label("kernel"), func() {
-	It("its rules in nftables are removed by DEL, and by GC if a record names their owner", func() {
+var _ = Describe("the reference plugin's rules in nftables", Label("kernel"), func() {
+	It("are removed by DEL, and by GC if a record names their owner", func() {
 		w := newWorld()
 		a, b := w.container(1, 2), w.container(2, 2)
 		b.id = a.id
@@ -267,7 +267,7 @@ var _ = Describe("host ports of the newest reference plugin in nftables", Label(
 			"cni_hostport")
 	}
 
-	DescribeTable("pass CHECK while they are whole, and go with DEL", Label("portmap-reference"), func(config Object) {
+	DescribeTable("pass CHECK while complete, and are removed by DEL,", Label("portmap-reference"), func(config Object) {
 		other := w.container(1, 3)
 		other.reference(nstest.Newest(), "ADD", nft, config, ports("7000:80"))
 		before := rules()
@@ -283,12 +283,12 @@ var _ = Describe("host ports of the newest reference plugin in nftables", Label(
 		other.check(config, ports("7000:80"))
 	},
 		Entry("by default", Object{}),
-		Entry("snat off", Object{"snat": false}),
-		Entry("masqAll", Object{"masqAll": true}),
-		Entry("conditions", Object{"conditionsV4": []string{"ip", "saddr", "192.0.2.0/24"}}),
+		Entry("with snat off", Object{"snat": false}),
+		Entry("with masqAll", Object{"masqAll": true}),
+		Entry("with conditions", Object{"conditionsV4": []string{"ip", "saddr", "192.0.2.0/24"}}),
 	)
 
-	DescribeTable("fail CHECK when something is gone of them", func(command, want string) {
+	DescribeTable("fail CHECK without", func(command, want string) {
 		c.reference(nstest.Newest(), "ADD", nft, mapped)
 		c.check(mapped)
 		w.Cmd("bash", "-ec", command)
@@ -300,12 +300,12 @@ var _ = Describe("host ports of the newest reference plugin in nftables", Label(
 			"no rule of host port 192.0.2.1:8081/tcp"),
 		Entry("the masquerade", `nft flush chain ip6 cni_hostport masquerading`,
 			"0 rules masquerade packets to fd00:1::2"),
-		Entry("the way in", `nft flush chain ip cni_hostport output`,
+		Entry("the jump to them", `nft flush chain ip cni_hostport output`,
 			`no rule jumps from chain "output" to chain "hostports_all"`),
 		Entry("route_localnet", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`, "route_localnet is 0"),
 	)
 
-	It("of a container on two networks go with the DEL of theirs", func() {
+	It("of a container on two networks are removed by the DEL of their network", func() {
 		second := c.second("eth1", 2, 2)
 		c.reference(nstest.Newest(), "ADD", nft, mapped)
 		second.reference(nstest.Newest(), "ADD", nft, ports("9000:80"))
@@ -314,7 +314,7 @@ var _ = Describe("host ports of the newest reference plugin in nftables", Label(
 		Expect(rules()).NotTo(ContainSubstring("9000"))
 	})
 
-	It("masquerade with masqAll all packets to the container, and ours those to host ports", func() {
+	It("masquerade all packets to the container with masqAll, but Hawser's only those to host ports", func() {
 		IP(w.out, "route add 10.1.0.0/24 via 192.0.2.1")
 		c.serve(81)
 		direct := func() string { return ask(w.out, "tcp", c.addr(false)+":81", patience()) }
@@ -327,7 +327,7 @@ var _ = Describe("host ports of the newest reference plugin in nftables", Label(
 		Expect(w.reach(8080)).To(Equal("10.1.0.1"))
 	})
 
-	It("are left to DEL by GC, since they name no network", Label("portmap-reference"), func() {
+	It("are not removed by GC, because they name no network", Label("portmap-reference"), func() {
 		c.reference(nstest.Newest(), "ADD", nft, mapped)
 		w.gc("net1")
 		c.check(mapped)

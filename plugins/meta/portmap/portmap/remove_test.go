@@ -17,8 +17,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// settle makes what is shared and stays, so that it does not count as a
-// difference: the first ADD of a host leaves empty tables and chains.
+// settle creates the empty tables and chains that the first ADD of a host leaves behind, so that they are not a
+// difference.
 func (w *world) settle(k kind) {
 	GinkgoHelper()
 	c := w.container(1, 200)
@@ -56,7 +56,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		})
 
-		// after is a DEL after an ADD that leaves the host as it was, whatever the runtime sends.
+		// after runs a DEL, which must restore the host, and the ADD again.
 		after := func(del func()) {
 			GinkgoHelper()
 			del()
@@ -65,7 +65,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		}
 
 		It("leaves nothing behind, whatever the runtime sends", Label("portmap-del"), func() {
-			By("with all that it may send")
+			By("with everything that it may send")
 			after(func() { a.del(k.config, ports(all...)) })
 			By("needs no runtimeConfig")
 			after(func() { a.del(k.config) })
@@ -73,11 +73,11 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			after(func() { a.del(k.config, ports(all...), Object{"prevResult": nil}) })
 			By("needs neither, nor the backend")
 			after(func() { a.del(Object{"prevResult": nil}) })
-			By("does not mind another backend in the configuration")
+			By("ignores another backend in the configuration")
 			after(func() { a.del(Object{"backend": "iptables", "conditionsV4": []string{"-s", "10.0.0.0/8"}}) })
-			By("does not mind a configuration that ADD would refuse")
+			By("ignores a configuration that ADD would refuse")
 			after(func() { a.del(Object{"backend": "none", "markMasqBit": 99}, ports("99999:0/icmp")) })
-			By("does not mind a prevResult that cannot be read")
+			By("ignores a prevResult that cannot be read")
 			o := a.call("DEL", Object{"prevResult": Object{"cniVersion": "9.9.9"}})
 			Expect(o.exit).To(BeZero(), o.text())
 		})
@@ -94,14 +94,14 @@ var _ = Describe("DEL", Label("kernel"), func() {
 					a.Path = path
 				})
 			}
-			By("gone with the interface")
+			By("that ended with the interface")
 			a.vanish()
 			a.del(ports(all...))
 		})
 
 		It("needs no record", func() {
 			if k.name != "nftables" {
-				// Which container it was is in iptables' chains, on which network too.
+				// The chains of iptables identify the container and its network.
 				w.Cmd("sh", "-c", "rm /run/hawser/portmap/*.json")
 				a.del()
 				b.del()
@@ -118,7 +118,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			b.add(k.config, ports("7000:70"))
 		})
 
-		It("needs no programs, where the kernel has the rules in nf_tables", Label("portmap-del"), func() {
+		It("needs no programs if the kernel has the rules in nf_tables", Label("portmap-del"), func() {
 			if k.variant != "legacy" {
 				nstest.WithoutPrograms(func() { a.del() })
 				return
@@ -140,7 +140,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.Files("/run/hawser")).To(BeEmpty())
 	})
 
-	It("lets a bridge's route_localnet go with the last who needs it, unless it was on before", func() {
+	It("resets route_localnet of a bridge after the last container, unless it was on before", func() {
 		w := newWorld()
 		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
 		a, b, c := w.container(1, 2), w.container(1, 3), w.container(2, 2)
@@ -178,9 +178,9 @@ elements = { "br1" comment "route_localnet was 0",
 	})
 })
 
-var _ = Describe("route_localnet of an owner that died", Label("kernel"), func() {
+var _ = Describe("route_localnet of a stale owner", Label("kernel"), func() {
 	eachBackend(func(k kind) {
-		It("is taken back on the link that it had", func() {
+		It("is reset on the owner's link", func() {
 			w := newWorld()
 			w.settle(k)
 			for i, id := range []string{"c1-2", "c2-2"} { // the same attachment, another one
@@ -199,7 +199,7 @@ var _ = Describe("route_localnet of an owner that died", Label("kernel"), func()
 	})
 })
 
-// chain is the container's in iptables.
+// chain returns the name of the container's chain in iptables.
 func (c *container) chain() string { return ipt.ContainerChain(dnPrefix, c.network, c.id) }
 
 func ownerHash(c *container) string {
@@ -224,7 +224,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 			other.check(k.config, ports("8003:80"))
 		})
 
-		It("finds rules without a record", func() {
+		It("removes rules without a record", func() {
 			w := newWorld()
 			w.settle(k)
 			before := w.ruleset()
@@ -240,7 +240,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 	})
 })
 
-// delOn is a DEL of the container, after prepare has changed its thread.
+// delOn runs a DEL of the container on a thread that prepare has changed.
 func (c *container) delOn(prepare func(*nft.Conn)) error {
 	GinkgoHelper()
 	var err error
@@ -265,7 +265,7 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 				"--dport", "53",
 				"-r", "10.1.0.2", "--reply-port-src", "53", "-q", "192.0.2.2", "--reply-port-dst", "1000")
 			Expect(c.delOn(func(nf *nft.Conn) {
-				_, err := nf.Chain(table, outputChain) // it has its socket; that of conntrack is another
+				_, err := nf.Chain(table, outputChain) // opens its socket, so that only conntrack's fails
 				Expect(err).NotTo(HaveOccurred())
 				nstest.FailNetfilterSockets(unix.EMFILE)
 			})).To(MatchError(ContainSubstring("conntrack")))
@@ -284,7 +284,7 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 		first.add(k.config, ports("8080:80"))
 		second.add(k.config, ports("8081:80"))
 		Expect(first.delOn(func(nf *nft.Conn) {
-			_, err := nf.Chain(table, outputChain) // it has its socket; iptables gets none
+			_, err := nf.Chain(table, outputChain) // opens its socket, so that only iptables' fails
 			Expect(err).NotTo(HaveOccurred())
 			nstest.FailNetfilterSockets(unix.EMFILE)
 		})).To(MatchError(ContainSubstring("iptables")))
@@ -294,10 +294,10 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 		Expect(w.rules()).To(Equal(before))
 	})
 
-	It("is not needed where iptables is missing and never had the host ports", func() {
+	It("is not needed if iptables is missing and never had the host ports", func() {
 		nstest.UseVariant("nft")
 		w := newWorld()
-		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
+		w.Cmd("iptables-legacy-save", "-t", "nat") // creates the table
 		c := w.container(1, 2)
 		c.add(ports("8080:80"))
 		var o outcome
@@ -347,7 +347,7 @@ func onlyIPv4(variant string, fn func()) {
 	nstest.WithPrograms([]string{"iptables", "iptables-restore", name, name + "-restore"}, fn)
 }
 
-// settled is a world with what is shared and stays, a container without host ports, and the rules.
+// settled returns a world with the shared tables and chains, a container without host ports, and the rules.
 func settled(k kind) (w *world, c *container, before string) {
 	GinkgoHelper()
 	w = newWorld()
@@ -358,7 +358,7 @@ func settled(k kind) (w *world, c *container, before string) {
 
 var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	eachBackend(func(k kind) {
-		// fails expects everything to be as it was.
+		// fails checks that an ADD fails, and that nothing has changed.
 		fails := func(prepare func(*world), want string, more ...Object) {
 			GinkgoHelper()
 			w := newWorld()
@@ -379,13 +379,13 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			Expect(w.Files("/run/hawser")).To(Equal(files))
 		}
 
-		It("at the configuration touches nothing", func() { fails(nil, "portMappings[0].hostPort", ports("0:80")) })
+		It("in its configuration changes nothing", func() { fails(nil, "portMappings[0].hostPort", ports("0:80")) })
 		It("without an address changes nothing", func() {
 			fails(nil, "has no address of interface", Object{"prevResult": Object{"cniVersion": "1.1.0"}})
 		})
 	})
 
-	It("at another program's element with our key removes the rest", func() {
+	It("because of another program's element removes its other elements", func() {
 		w, c, _ := settled(kinds[0])
 		w.Cmd("nft", "add", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 : goto portmap6_dnat_v1 }")
 		before := w.rules()
@@ -393,7 +393,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		Expect(w.rules()).To(Equal(before))
 	})
 
-	It("at conditions that nft does not understand removes the rest", func() {
+	It("because of a condition that nft refuses removes its elements", func() {
 		w, c, before := settled(kinds[0])
 		o := c.call("ADD", Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"},
 			"conditionsV6": []string{"ip6 saddr limit"}}, ports(all...))
@@ -428,7 +428,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		})
 
-		It("at a condition that "+k.name+" does not understand removes the rest", more, func() {
+		It("because of a condition that "+k.name+" refuses removes its rules", more, func() {
 			nstest.UseVariant(k.variant)
 			w, c, before := settled(k)
 			o := c.call("ADD", Object{"conditionsV6": []string{"-s", "nonsense"}}, ports(all...))
@@ -448,7 +448,7 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(w.Fails(call, cni.CodeUnavailable)).To(ContainSubstring("xtables-nft-multi needs nf_tables"))
 	})
 
-	It("fails where the kernel does not say whether kube-proxy is in its mode ipvs", func() {
+	It("fails if the kernel does not tell whether kube-proxy is in ipvs mode", func() {
 		const question = 48 // bytes of the request for the link "kube-ipvs0"
 		says := newWorld().Fails(Call{Command: "STATUS", Conf: conf(Object{"backend": "nftables"}), Before: func() {
 			nstest.FailCall(unix.SYS_SENDTO, unix.EPERM, nstest.Arg{Number: 2, Value: question})
@@ -457,8 +457,8 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 	})
 })
 
-var _ = Describe("ADD again, of a container that is gone", Label("kernel"), func() {
-	It("fails where the program is missing that removes the rules it had, and keeps their record", func() {
+var _ = Describe("a new ADD of a container that no longer exists", Label("kernel"), func() {
+	It("fails without the program that removes its former rules, and keeps their record", func() {
 		nstest.UseVariant("legacy")
 		w, c := newContainer()
 		c.add(Object{"backend": "iptables"}, ports("8080:80"))
@@ -477,7 +477,7 @@ var _ = Describe("ADD again, of a container that is gone", Label("kernel"), func
 })
 
 var _ = Describe("a DEL that fails", Label("kernel", "tool-ending"), func() {
-	It("leaves the ports to another container, though its own container still lives", func() {
+	It("releases the ports to another container, although its own container is live", func() {
 		nstest.UseVariant("legacy")
 		w, c := newContainer()
 		c.add(Object{"backend": "iptables"}, ports("8080:80"))
@@ -493,7 +493,7 @@ var _ = Describe("a DEL that fails", Label("kernel", "tool-ending"), func() {
 })
 
 var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
-	It("gets iptables, and no host ports of 127.0.0.1, since nothing would guard the host's loopback", func() {
+	It("gets iptables without host ports of 127.0.0.1, because it has no guard for the host's loopback", func() {
 		nstest.UseVariant("legacy")
 		w := newWorld()
 		a := w.container(1, 2)
@@ -504,7 +504,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 			call.Before = nstest.RefuseNetfilterSockets
 			return w.run(call)
 		}
-		w.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
+		w.Cmd("iptables-legacy-save", "-t", "nat") // creates the table
 		nstest.WithoutPrograms(func() {
 			Expect(run("ADD", ports("8080:80")).Msg).To(And(ContainSubstring(`program "iptables-restore"`),
 				ContainSubstring("which may lack nfnetlink")))
@@ -527,7 +527,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 })
 
 var _ = Describe("List", Label("kernel"), func() {
-	DescribeTable("has the host ports until DEL, and changes nothing", func(backend string) {
+	DescribeTable("names the host ports until DEL, and changes nothing", func(backend string) {
 		nstest.NeedBackend(backend)
 		w := NewWorld(Plugin())
 		n := 1
@@ -544,7 +544,7 @@ var _ = Describe("List", Label("kernel"), func() {
 	}, Entry(nil, "nftables"), Entry(nil, "iptables"))
 
 	for _, ref := range nstest.QuickReferences() {
-		DescribeTable("has what "+ref.Name+" made", func(backend, want string) {
+		DescribeTable("names the host ports of "+ref.Name, func(backend, want string) {
 			nstest.NeedBackend(backend)
 			w, c := newContainer()
 			keys := Merge(ports("8080:80", "192.0.2.1:53:5353/udp"), Object{"backend": backend})

@@ -23,7 +23,7 @@ var _ = Describe("the target address of a host port", Label("kernel", "port-targ
 				before = w.rules()
 			})
 
-			DescribeTable("is refused, and nothing is recorded, where it is", func(
+			DescribeTable("is refused without a record if it is", func(
 				network int, ip, inside, reason string,
 			) {
 				c := *map[int]*container{1: first, 2: second}[network]
@@ -43,9 +43,9 @@ var _ = Describe("the target address of a host port", Label("kernel", "port-targ
 				Entry("all addresses", 1, "0.0.0.0/24", "", "is not an address that a container can have"),
 				Entry("the host's", 1, "192.0.2.1/24", "192.0.2.1/24", "is an address of the host"),
 				Entry("the bridge's", 1, "10.1.0.1/24", "", "is an address of the host"),
-				Entry("not the container's", 1, "8.8.8.8/32", "",
+				Entry("an unknown address", 1, "8.8.8.8/32", "",
 					`is not an address of interface "eth0" in the container`),
-				Entry("not the container's, and without a route", 1, "fd00:99::9/64", "",
+				Entry("an unknown address without a route", 1, "fd00:99::9/64", "",
 					`is not an address of interface "eth0" in the container`),
 				Entry("another container's", 1, "10.1.0.2/24", "",
 					`is not an address of interface "eth0" in the container`),
