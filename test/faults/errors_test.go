@@ -1,5 +1,5 @@
-// Package faults_test kills the plugins at each of their system calls, and makes
-// each of them fail, and sees that nothing is lost or left behind.
+// Package faults_test kills the plugins at each of their system calls, makes each of these calls fail, and checks that
+// nothing is lost or left behind.
 package faults_test
 
 import (
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-var _ = It("a scenario is there of each plugin", func() {
+var _ = It("a scenario exists for each plugin", func() {
 	var have []string
 	for _, s := range scenarios() {
 		have = append(have, s.plugin())
@@ -45,24 +45,23 @@ var _ = It("a scenario is there of each plugin", func() {
 
 func TestFaults(t *testing.T) { nstest.RunSpecs(t, "faults: kills and errors at every system call") }
 
-// nodesAtOnce: a call spends half of its time waiting for the kernel. A node takes as long to make as
-// some cases.
+// nodesAtOnce allows for calls that spend half of their time waiting for the kernel, and casesPerNode for the creation
+// of a node, which takes as long as some cases.
 const (
 	nodesAtOnce  = 4
 	casesPerNode = 4
 )
 
-// errRetire says that all is well, and that the node cannot be used again.
+// errRetire means that a case passed, and that its node cannot be used again.
 var errRetire = errors.New("retire the node")
 
 // trial is one case of a scenario.
 type trial interface {
-	// play disturbs a call and judges what came of it. hit is false when the call was
-	// over before the fault could happen.
+	// play disturbs a call and checks its outcome. hit is false if the call ended before the fault could happen.
 	play(n *node) (hit bool, err error)
 }
 
-// tally is what came of the cases of a scenario.
+// tally counts the results of a scenario's cases.
 type tally struct {
 	sync.Mutex
 	hits   int
@@ -80,13 +79,13 @@ func (t *tally) count(hit bool, err error) {
 	}
 }
 
-// each plays a sample of the cases, several nodes at a time, and fails with all that went wrong.
+// each plays a sample of the cases on several nodes in parallel, and fails with all errors.
 func each[T trial](l *lesson, all []T) {
 	GinkgoHelper()
 	cases := sample(all)
 	var t tally
 	playAll(l, cases, &t)
-	if 2*t.hits <= len(cases) { // as many more say whether that was chance
+	if 2*t.hits <= len(cases) { // play as many again, because this may be chance
 		more := all[len(cases):min(len(all), 2*len(cases))]
 		playAll(l, more, &t)
 		cases = all[:len(cases)+len(more)]
@@ -99,7 +98,7 @@ func each[T trial](l *lesson, all []T) {
 	Expect(2*t.hits).To(BeNumerically(">", len(cases)), "%d of %d cases hit", t.hits, len(cases))
 }
 
-// playAll plays cases, several nodes at a time.
+// playAll plays cases on several nodes in parallel.
 func playAll[T trial](l *lesson, cases []T, t *tally) {
 	todo := make(chan T, len(cases))
 	for _, c := range cases {
@@ -116,10 +115,10 @@ func playAll[T trial](l *lesson, cases []T, t *tally) {
 	workers.Wait()
 }
 
-// tries is how often a case is played until its fault happens: threads may be quicker this time.
+// tries is the maximum number of plays of a case until its fault happens, because threads differ between plays.
 const tries = 3
 
-// work plays cases on one node. Whatever happened to it, the next case finds a good one.
+// work plays cases on one node, and replaces a node that cannot be used again.
 func work[T trial](l *lesson, todo <-chan T, t *tally) {
 	var n *node
 	for c := range todo {
@@ -132,8 +131,8 @@ func work[T trial](l *lesson, todo <-chan T, t *tally) {
 	}
 }
 
-// turn plays a case on the node, or on a new one where that is nil. It returns the node
-// for the next case, nil where it cannot be used again.
+// turn plays a case on the node, or on a new one if n is nil. It returns the node for the next case, or nil if the node
+// cannot be used again.
 func turn[T trial](l *lesson, n *node, c T) (next *node, hit bool, err error) {
 	if n == nil {
 		n, err = l.take()
@@ -151,7 +150,7 @@ func turn[T trial](l *lesson, n *node, c T) (next *node, hit bool, err error) {
 	return n, hit, err
 }
 
-// sampleSize and quickSize are how many cases of a scenario are played, quickSize in a quick run.
+// sampleSize and quickSize are the numbers of cases of a scenario that a run plays, quickSize in a quick run.
 const sampleSize, quickSize = 14, 4
 
 // sample chooses some of the cases, the same for the same seed, unless HAWSER_FAULTS is all or messages.
@@ -171,13 +170,13 @@ func sample[T any](cases []T) []T {
 	return cases[:min(len(cases), size)]
 }
 
-// everything says that nothing is left out for want of time.
+// everything reports whether all cases are played.
 func everything() bool { return os.Getenv("HAWSER_FAULTS") == "all" || messages() }
 
-// messages says that errors are those of netlink's messages alone, all of them.
+// messages reports whether only errors of netlink messages are injected, all of them.
 func messages() bool { return os.Getenv("HAWSER_FAULTS") == "messages" }
 
-// call is one watched call that is about to be made.
+// call is one watched system call before it is made.
 type call struct {
 	N    int // of all threads and children together, from 1
 	Name string
@@ -186,8 +185,8 @@ type call struct {
 	Args [6]uint64
 
 	Program  string // that the process runs
-	File     string // what a descriptor or a path leads to, as far as it is known
-	Failures int    // in how many ways it can fail
+	File     string // target of a descriptor or a path, if it is known
+	Failures int    // number of ways in which it can fail
 }
 
 func callName(nr uint64) string {
@@ -197,7 +196,7 @@ func callName(nr uint64) string {
 	return older[nr]
 }
 
-// String is the call for people: "17 bridge openat /run/hawser/nft.lock".
+// String returns the call for messages, such as "17 bridge openat /run/hawser/nft.lock".
 func (c call) String() string {
 	s := fmt.Sprintf("%d %s %s %s", c.N, c.Program, c.Name, c.File)
 	switch c.Name {
@@ -212,7 +211,7 @@ func (c call) ours() bool { return !strings.Contains(c.Program, "tables") }
 
 func (c call) is(names ...string) bool { return slices.Contains(names, c.Name) }
 
-// describe finds out what the call is about. The caller of it waits for our answer, so nothing moves.
+// describe sets the call's program and file. The caller waits for the monitor's answer, so nothing changes.
 func (c *call) describe(tid int) {
 	program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", tid))
 	c.Program = filepath.Base(program)
@@ -277,9 +276,9 @@ func poke(tid int, address uint64, data []byte) error {
 	return err
 }
 
-// watched are the calls that can fail or that change something outside of the
-// process, by number. What the Go runtime does for itself (memory, threads, signals,
-// polling) is not: where that fails it ends the process, which is a kill.
+// watched has the calls that can fail or that change something outside of the process, by number. Calls of the Go
+// runtime for itself (memory, threads, signals, polling) are not watched, because their failure ends the process, like
+// a kill.
 var watched = map[uint64]string{
 	unix.SYS_OPENAT: "openat", unix.SYS_OPENAT2: "openat2", unix.SYS_MKDIRAT: "mkdirat", unix.SYS_LINKAT: "linkat",
 	unix.SYS_SYMLINKAT: "symlinkat", unix.SYS_RENAMEAT: "renameat", unix.SYS_RENAMEAT2: "renameat2",
@@ -299,8 +298,7 @@ var watched = map[uint64]string{
 	unix.SYS_INOTIFY_ADD_WATCH: "inotify_add_watch",
 }
 
-// changing are the calls that change something outside of the process, or may. A lock
-// that is taken or given back is none, since it goes with the process.
+// changing has the calls that may change something outside of the process. It omits locks, which end with the process.
 var changing = strings.Fields("openat open mkdirat linkat symlinkat renameat renameat2 unlinkat unlink mknodat " +
 	"fchmod fchmodat utimensat ftruncate write pwrite64 writev sendto sendmsg execve clone clone3 fork vfork")
 
@@ -317,7 +315,7 @@ func (c call) changes(tid int) bool {
 	return c.is(changing...)
 }
 
-// asks reports whether a message to the kernel is a question.
+// asks reports whether a message to the kernel only requests information.
 func asks(tid int, c call) bool {
 	header := trace.Memory(tid, c.Args[1], unix.SizeofNlMsghdr)
 	if len(header) < unix.SizeofNlMsghdr {
@@ -364,7 +362,7 @@ func failings(l *lesson) (cases []failing) {
 
 func (c failing) play(n *node) (hit bool, err error) {
 	out, prev, err := n.disturbed(c.command, c.fault)
-	if err == nil && out.Hit == nil { // it was over sooner this time
+	if err == nil && out.Hit == nil { // the call ended earlier this time
 		return false, n.del(out.Stdout)
 	}
 	switch {
@@ -383,7 +381,7 @@ func (c failing) play(n *node) (hit bool, err error) {
 		out.Stdout, out.Stderr)
 }
 
-// repeat: an ADD that failed has left nothing; the repetition of a DEL that failed leaves nothing.
+// repeat checks that a failed ADD has left nothing, or that the repetition of a failed DEL leaves nothing.
 func (c failing) repeat(n *node, prev string) error {
 	if c.command == "ADD" {
 		if err := errors.Join(n.isClean(), n.del("")); err != nil || !n.Cold {
@@ -395,7 +393,7 @@ func (c failing) repeat(n *node, prev string) error {
 	return errors.Join(n.del(prev), n.isClean())
 }
 
-// isWhole: an ADD that succeeded did all that it does undisturbed.
+// isWhole checks that an ADD that succeeded did everything that an undisturbed ADD does.
 func (n *node) isWhole(out outcome) error {
 	if got := n.normal(out.Stdout); got != n.result {
 		return errors.New("succeeds, with another result")
@@ -407,7 +405,7 @@ func (n *node) isWhole(out outcome) error {
 		return cmp.Or(err, errRetire)
 	}
 	if strings.Contains(out.Stderr, "another ADD of the attachment would not be noticed") {
-		// So may /run, where nothing is kept but locks.
+		// So may /run, if only locks are in it.
 		err := n.state().without("/run/hawser").differs(n.whole.without("/run/hawser"), nil)
 		return cmp.Or(err, errRetire)
 	}
@@ -417,8 +415,8 @@ func (n *node) isWhole(out outcome) error {
 	return errors.Join(n.del(out.Stdout), n.isCleanAgain())
 }
 
-// isGone: a DEL that succeeded left nothing. In a container that cannot be entered, or does not take its values
-// back, something may stay, and DEL says so: it must not fail for ever.
+// isGone checks that a DEL that succeeded left nothing. If a container cannot be entered or refuses its former values,
+// something may stay. DEL reports this, but must not fail forever.
 func (n *node) isGone(out outcome) error {
 	if n.Inside && final[out.Injected.errno] && strings.Contains(out.Stderr, out.Injected.errno.Error()) {
 		return errors.Join(n.isCleanOutside(), errRetire)
@@ -426,14 +424,14 @@ func (n *node) isGone(out outcome) error {
 	return n.isClean()
 }
 
-// final are errors that a repetition would bring again.
+// final has the errors that a repetition would cause again.
 var final = map[unix.Errno]bool{unix.EPERM: true, unix.EACCES: true, unix.EROFS: true, unix.EINVAL: true,
 	unix.EIO: true, unix.EBUSY: true}
 
-// explained: there is one error object, and it names the cause; an interrupted call is no error.
+// explained checks that there is one error object, that it names the cause, and that the cause is not an interruption.
 func explained(out outcome) error {
 	text := out.Stdout
-	if text == "" { // what failed may be its writing
+	if text == "" { // the write of stdout may have failed
 		_, text, _ = strings.Cut(out.Stderr, ": ")
 	}
 	var e struct {
@@ -458,7 +456,7 @@ func explained(out outcome) error {
 	return nil
 }
 
-// killing is one case: where ADD or DEL is killed, and what cleans up.
+// killing is one case: the call at which ADD or DEL is killed, and the command that cleans up.
 type killing struct {
 	command string
 	fault   fault
@@ -475,8 +473,8 @@ var _ = Describe("a kill at every call", Label("kernel", "killed"), func() {
 	}
 })
 
-// killings are all cases of a scenario. A kill between two calls that change nothing is like one before the
-// next that does, so those are enough; HAWSER_FAULTS=all takes each call.
+// killings returns all cases of a scenario. A kill before a call that changes nothing is like a kill before the next
+// one that does, so only the latter count; HAWSER_FAULTS=all includes each call.
 func killings(l *lesson) (cases []killing) {
 	for _, command := range l.commands() {
 		f := fault{Changes: !everything()}
@@ -493,13 +491,13 @@ func killings(l *lesson) (cases []killing) {
 	return cases
 }
 
-// play kills and cleans up, and sees that nothing is left, and nothing in the way.
+// play kills a call, cleans up, and checks that nothing is left and that nothing prevents the next ADD.
 func (k killing) play(n *node) (hit bool, err error) {
 	out, prev, err := n.disturbed(k.command, k.fault)
 	if err != nil {
 		return false, err
 	}
-	if out.Hit == nil { // it was over sooner this time
+	if out.Hit == nil { // the call ended earlier this time
 		return false, n.del(cmp.Or(prev, out.Stdout))
 	}
 	if err := k.recover(n, prev); err != nil {
@@ -535,7 +533,7 @@ func (k killing) recover(n *node, prev string) error {
 	return nil
 }
 
-// lend starts a DHCP server, which lends each container an address of its own, and the daemon.
+// lend starts a DHCP server, which lends each container its own address, and the daemon.
 func (n *node) lend() {
 	n.host.IP("link add cni0 type bridge", "addr add 10.1.0.1/24 dev cni0", "link set cni0 up")
 	var own []string
@@ -547,18 +545,17 @@ func (n *node) lend() {
 	n.daemon = plugintest.DHCPDaemon(n.host, n.bin)
 }
 
-// rest waits until the daemon has done with all calls, also with those whose plugin has
-// ended before. It takes them in their order.
+// rest waits until the daemon has served all calls, also calls whose plugin has ended. The daemon serves them in order.
 func (n *node) rest() {
 	if n.daemon == nil {
 		return
 	}
 	Expect(n.quiet("STATUS", "")).To(Succeed())
 	Eventually(func() int { return plugintest.OpenFiles(n.daemon.Process.Pid, "socket:") }).
-		Should(Equal(1), "on which it listens")
+		Should(Equal(1), "the listening socket")
 }
 
-// daemonKill is one case: where the daemon is killed.
+// daemonKill is one case: the call at which the daemon is killed.
 type daemonKill struct{ fault }
 
 var _ = It("a kill of dhcp's daemon at every call loses nothing", Label("kernel", "daemon-killed"), func() {
@@ -580,8 +577,8 @@ func (n *node) startDaemon() {
 	n.daemon = plugintest.DHCPDaemon(n.host, n.bin)
 }
 
-// play kills the daemon, starts another one, and sees that this has the leases that
-// were given and not taken back, and no other.
+// play kills the daemon, starts another one, and checks that it has exactly the leases that were assigned and not
+// released.
 func (k daemonKill) play(n *node) (hit bool, err error) {
 	out, lent, err := n.life(k.fault)
 	n.startDaemon()
@@ -604,8 +601,8 @@ func (n *node) serves() error {
 	return errors.Join(err, n.del(result), n.isClean())
 }
 
-// life has another daemon, to which the fault happens, take over the leases, serve ADD
-// and DEL, and end. lent is ADD's result where DEL was not asked for.
+// life makes another daemon, in which the fault happens, take over the leases, serve ADD and DEL, and end. lent is the
+// result of an ADD without a DEL.
 func (n *node) life(f fault) (out outcome, lent string, err error) {
 	GinkgoHelper()
 	Expect(n.daemon.Process.Signal(syscall.SIGTERM)).To(Succeed())

@@ -19,7 +19,7 @@ import (
 )
 
 var _ = Describe("a lock that another program holds", Label("slow", "kernel", "held-lock"), func() {
-	It("is not even looked at when it is the xtables lock and the rules are in nftables", func() {
+	It("is not waited for if it is the xtables lock and the rules are in nftables", func() {
 		n := NewNode()
 		n.Must("DEL", n.Up(NewPod("first"), Usual("")), Usual(""))
 		n.HoldLock("/run/xtables.lock")
@@ -31,7 +31,7 @@ var _ = Describe("a lock that another program holds", Label("slow", "kernel", "h
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(nstest.Hang)))
 	})
 
-	DescribeTable("is waited for, and no longer than it is held", func(backend, lock string) {
+	DescribeTable("delays ADD and DEL until it is released, if it is the lock", func(backend, lock string) {
 		if backend == "iptables" {
 			nstest.UseVariant("legacy")
 		}
@@ -60,13 +60,12 @@ var _ = Describe("a lock that another program holds", Label("slow", "kernel", "h
 		Entry("of the leases", "", "/var/lib/cni/networks/net/lock"),
 		Entry("of the rules", "", "/run/hawser/nft.lock"),
 		Entry("of host ports", "", "/run/hawser/portmap/lock"),
-		Entry("of the originals", "", "/run/hawser/tuning/"+cni.Digest("/run/cni/tuning", 16)+"/lock"),
+		Entry("of tuning's records", "", "/run/hawser/tuning/"+cni.Digest("/run/cni/tuning", 16)+"/lock"),
 		Entry("of legacy iptables", "iptables", "/run/xtables.lock"),
 	)
 })
 
-// churn makes and deletes links, addresses, routes and namespaces of others, with
-// eight programs, until the spec ends.
+// churn creates and deletes links, addresses, routes and namespaces with eight programs until the spec ends.
 func churn(n *World) {
 	GinkgoHelper()
 	for i := range 8 {
@@ -79,13 +78,13 @@ func churn(n *World) {
 				fmt.Sprintf("link add churn%d type veth peer name other netns churn%d", i,
 					i), fmt.Sprintf("netns del churn%d", i)}
 		}
-		// What one cannot do because of another, it says for each line.
+		// A program prints an error for each line that fails because of another program.
 		n.Start(nstest.Program{Path: "sh", Args: []string{"-c", "exec ip -force -batch - 2>/dev/null"},
 			Stdin: strings.Repeat(strings.Join(lines, "\n")+"\n", 20000)})
 	}
 }
 
-// links is how many links the host has had.
+// links returns the number of links that the host has had.
 func links(n *World, probe string) int {
 	GinkgoHelper()
 	n.Cmd("ip", "link", "add", probe, "type", "bridge")
@@ -94,7 +93,7 @@ func links(n *World, probe string) int {
 }
 
 var _ = Describe("links and namespaces that come and go all the time", Label("slow", "kernel", "churn"), func() {
-	It("make none of 500 ADDs and DELs fail, and none of them slow", func() {
+	It("make no ADD or DEL of 500 fail or hang", func() {
 		const workers, pods = 4, 250
 		list := Usual("").Only("bridge")
 		n := NewNode()
@@ -103,7 +102,7 @@ var _ = Describe("links and namespaces that come and go all the time", Label("sl
 		Eventually(func() string { return n.Cmd("ip", "-o", "link") }).Should(ContainSubstring("churn"))
 		before := links(n, "before")
 		var calls, made atomic.Int64
-		// Until others have made as many links as the 500 calls, or the spec shows nothing.
+		// The other programs must create as many links as the 500 calls.
 		enough := func(probe string) bool { return links(n, probe)-before-2*int(made.Load()) >= 2*pods }
 		nstest.AtOnce(workers, func(worker int) {
 			call := func(command string, p *Pod) {
@@ -129,7 +128,7 @@ var _ = Describe("links and namespaces that come and go all the time", Label("sl
 })
 
 var _ = Describe("a host without iptables and nft, with an empty PATH", Label("slow", "kernel", "no-programs"), func() {
-	It("is served in full", func() {
+	It("serves each call with nftables", func() {
 		nstest.Need("nft-inet-nat")
 		n := NewNode()
 		n.Env = []string{"PATH="}
@@ -142,12 +141,12 @@ var _ = Describe("a host without iptables and nft, with an empty PATH", Label("s
 		n.Must("GC", second, Usual("").Valid())
 	})
 
-	It("is told so by ADD and STATUS where iptables is asked for, and nothing is left", func() {
+	It("makes ADD and STATUS fail if iptables is configured, and nothing is left", func() {
 		nstest.Need("nft-inet-nat")
 		n := NewNode()
-		// What an ADD that fails may leave is there.
+		// Creates the shared objects that a failed ADD may leave.
 		n.Must("DEL", n.Up(NewPod("first"), Usual("")), Usual(""))
-		attached := n.Up(NewPod("attached"), Usual("").Only("bridge")) // portmap publishes only what is there
+		attached := n.Up(NewPod("attached"), Usual("").Only("bridge")) // portmap needs an existing address
 		before, p := n.Snapshot("links", "nftables", "iptables-legacy"), NewPod("one")
 		n.Env = []string{"PATH="}
 		for i, e := range Usual("iptables").Only("bridge", "portmap") {
@@ -162,7 +161,7 @@ var _ = Describe("a host without iptables and nft, with an empty PATH", Label("s
 		n.Must("DEL", attached, Usual("").Only("bridge"))
 	})
 
-	It("does without the programs that ADD had, on iptables over nf_tables, but for firewall's rules", func() {
+	It("removes rules of iptables over nf_tables in DEL, except firewall's, which GC removes", func() {
 		nstest.Need("iptables-nft")
 		n, list := NewNode(), Usual("iptables")
 		nstest.UseVariant("nft")
@@ -182,7 +181,7 @@ var _ = Describe("a host without iptables and nft, with an empty PATH", Label("s
 	})
 })
 
-// reached asks the pod's server from outside through its host port, and lets the pod ask outside.
+// reached checks that the pod is reached from outside through its host port, and reaches a server outside.
 func reached(n *World, p *Pod, outside *nstest.Host, port string) {
 	GinkgoHelper()
 	p.Serve("tcp", p.Addr()+":80")
@@ -192,12 +191,12 @@ func reached(n *World, p *Pod, outside *nstest.Host, port string) {
 	Expect(seen).To(HavePrefix("192.0.2.1:"), "masqueraded")
 }
 
-// kinds are the backends, and the iptables that there is.
+// kinds has the backends and the variants of iptables.
 var kinds = map[string]struct{ backend, variant string }{
 	"nftables": {"", "nft"}, "iptables over nf_tables": {"iptables", "nft"}, "legacy iptables": {"iptables", "legacy"},
 }
 
-var _ = DescribeTable("somebody flushes all rules between ADD and the rest", Label("slow", "kernel", "reload"), func(
+var _ = DescribeTable("a flush of rules is found by CHECK, and hinders no other call,", Label("slow", "kernel", "reload"), func(
 	kind, flush string, works bool,
 ) {
 	k := kinds[kind]
@@ -218,7 +217,7 @@ var _ = DescribeTable("somebody flushes all rules between ADD and the rest", Lab
 		Expect(n.Cmd("nft", "list", "chain", "inet", "hawser", "portmap_guard_v2")).To(ContainSubstring("drop"),
 			"containers are kept from the host's loopback")
 	}
-	// The next one puts back what all share.
+	// The next ADD restores the shared rules.
 	next := n.Up(NewPod("next"), entries.Port(8081))
 	n.Must("CHECK", next, entries.Port(8081))
 	reached(n, next, outside, "8081")
@@ -228,7 +227,7 @@ var _ = DescribeTable("somebody flushes all rules between ADD and the rest", Lab
 		n.Must("DEL", q, entries)
 	}
 	Expect(Leftovers(n.Host)).To(BeEmpty())
-	Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("0"), "and nothing would guard it")
+	Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("0"), "its guard does not exist")
 },
 	Entry("with nftables: nft flush ruleset", "nftables", "nft flush ruleset", false),
 	Entry("with nftables: iptables -F, as firewalld does (CVE-2025-54388, CVE-2025-54410)", "nftables", flushIPTables,
@@ -248,7 +247,7 @@ const flushIPTables = `for p in iptables ip6tables; do
 	for t in raw mangle nat filter; do $p -t $t -F; $p -t $t -X; done
 done`
 
-var _ = DescribeTable("the clock jumps, so that files are of other times", Label("slow", "kernel", "clock"), func(
+var _ = DescribeTable("all calls work with files whose times have jumped", Label("slow", "kernel", "clock"), func(
 	to string,
 ) {
 	n := NewNode()
@@ -273,10 +272,10 @@ var _ = DescribeTable("the clock jumps, so that files are of other times", Label
 	n.Must("DEL", second, entries)
 },
 	Entry("to the future", "2099-01-01"), Entry("to the past", "1970-01-01"),
-	Entry("to when we write times that the kernel does not", "1985-10-26 01:21:00"),
+	Entry("to a time in between", "1985-10-26 01:21:00"),
 )
 
-var _ = DescribeTable("the umask that we are started with", Label("slow", "kernel", "modes"), func(umask string) {
+var _ = DescribeTable("files are private with the umask", Label("slow", "kernel", "modes"), func(umask string) {
 	n := NewNode()
 	n.Before = "umask " + umask
 	entries := Usual("iptables")
@@ -285,7 +284,7 @@ var _ = DescribeTable("the umask that we are started with", Label("slow", "kerne
 	}
 	n.Up(NewPod("one"), entries)
 	Expect(n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -perm /022")).To(BeEmpty(),
-		"what others may write")
+		"writable for others")
 	private := n.Cmd("sh", "-c", "find /run/hawser /run/cni /var/lib/cni -type f -perm /077 ! -path '*/net/lock'")
 	Expect(private).To(BeEmpty(), "files that others may read")
 	open := n.Cmd("sh", "-c", "find /run/hawser/* /run/cni/* /var/lib/cni/networks/.hawser -type d -perm /077")
@@ -299,11 +298,11 @@ var _ = DescribeTable("the umask that we are started with", Label("slow", "kerne
 )
 
 var _ = Describe("a thousand open descriptors", Label("slow", "kernel", "descriptors"), func() {
-	It("are handed on to no program that we run", func() {
+	It("are not inherited by programs that a plugin runs", func() {
 		nstest.Need("iptables")
 		n := NewNode()
 		n.Before = "ulimit -n 4096\nfor i in {1..1000}; do exec {fd}</dev/null; done"
-		// IPAM and iptables say how many they have.
+		// IPAM and iptables log the number of their descriptors.
 		dir := GinkgoT().TempDir()
 		log := filepath.Join(dir, "log")
 		for name, real := range map[string]string{"host-local": nstest.Build("host-local"), "iptables": "iptables",
@@ -343,7 +342,7 @@ var _ = Describe("standard streams that are closed, full or garbage", Label("slo
 		Step{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",
 			"addresses": []Object{{"address": "10.89.0.5/24"}}}}},
 		Step{Plugin: "host-local", Keys: lent}, Step{Plugin: "dhcp", Keys: Object{"ipam": Object{"type": "dhcp"}}})
-	// Nobody but their caller gives addresses back.
+	// Only their caller releases addresses.
 	lends := func(plugin string) bool { return plugin == "dhcp" || plugin == "host-local" }
 	// needs are the kinds of interfaces that not every kernel has.
 	needs := map[string][]string{"ipvlan": {"ipvlan"}, "vlan": {"8021q"}, "dummy": {"dummy"}, "vrf": {"vrf"},
@@ -360,12 +359,12 @@ var _ = Describe("standard streams that are closed, full or garbage", Label("slo
 	}
 
 	for _, plugin := range nstest.Plugins() {
-		It("are an error of "+plugin+" where they are needed, after which nothing is left", func() {
+		It("make "+plugin+" fail if it needs them, and nothing is left", func() {
 			nstest.Need(needs[plugin]...)
 			n, p := NewNode(), NewPod("one")
 			Uplink(n.Host)
 			IP(n.Host, "link add d0 type veth peer name d0p")
-			// What all attachments share is there.
+			// Creates the objects that all attachments share.
 			warm := Usual("")
 			if chained(plugin) && len(warm.Only(plugin)) == 0 {
 				warm = append(warm, own.Only(plugin)...)
@@ -420,9 +419,9 @@ func leases(n *World) string {
 		n.Cmd("sh", "-c", "find /run/hawser -path '*/dhcp/*.json'")
 }
 
-// lxc runs portmap (descriptor 3, for its directory may be closed to others) as root of a user namespace that
-// was made by the same call as the network namespace, as LXC makes its containers: nobody owns the files below
-// /proc/net.
+// lxc runs portmap as root of a user namespace that was created by the same call as the network namespace, like LXC's
+// containers. Its root therefore does not own the files below /proc/net. portmap is descriptor 3, because its directory
+// may be closed to other users.
 const lxc = `
 mount -t tmpfs tmpfs /run
 mkdir -p /run/netns
@@ -445,13 +444,13 @@ done
 PATH=/run:$PATH each`
 
 var _ = Describe("a container of LXC as host", Label("slow", "kernel"), func() {
-	It("has its ports published, though its root may not read which x_tables there are", Label("lxc"), func() {
+	It("publishes ports, although its root cannot read the list of x_tables", Label("lxc"), func() {
 		nstest.Need("nft-inet-nat", "iptables-legacy")
 		portmap := nstest.Must(os.Open(nstest.Build("portmap")))
 		defer portmap.Close()
 		as := []string{"--reuid=65534", "--regid=65534", "--clear-groups",
 			"unshare", "--map-root-user", "--mount", "--net", "--pid", "--fork", "--mount-proc"}
-		nstest.NeedOK("user namespaces for others than root", exec.Command("setpriv", append(as, "true")...).Run())
+		nstest.NeedOK("user namespaces for users other than root", exec.Command("setpriv", append(as, "true")...).Run())
 		cmd := exec.Command("setpriv", append(as, "bash", "-euc", lxc)...)
 		cmd.Dir, cmd.ExtraFiles = "/", []*os.File{portmap}
 		out, err := cmd.CombinedOutput()

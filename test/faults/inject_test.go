@@ -28,8 +28,7 @@ import (
 // failure is one way in which a call fails.
 type failure struct {
 	errno unix.Errno
-	// refused: the call, which sends to the kernel over netlink, succeeds, and the
-	// kernel's answer is the error.
+	// refused means that the call, which sends a netlink message, succeeds, and that the kernel's answer is the error.
 	refused bool
 }
 
@@ -49,8 +48,8 @@ func fails(errnos ...unix.Errno) []failure {
 	return all
 }
 
-// failures lists how the call can fail. What iptables makes of its errors is its own affair (some it ignores,
-// and makes a wrong rule): it cannot be started, and it cannot commit.
+// failures returns the ways in which the call can fail. iptables ignores some errors and then creates a wrong rule, so
+// that only its start and its commit fail.
 func (c call) failures(tid int) []failure {
 	if !c.ours() && !c.is("execve", "sendmsg") {
 		return nil
@@ -60,12 +59,12 @@ func (c call) failures(tid int) []failure {
 		return c.openFailures()
 	case "read", "pread64", "readv":
 		switch c.File {
-		case "anon_inode": // of the Go runtime, by which its threads wake each other
+		case "anon_inode": // with which threads of the Go runtime wake each other
 			return nil
 		case "pipe":
 			return fails(unix.EINTR)
 		}
-		if strings.HasPrefix(c.File, "/proc/sys/") { // others say that it can only be written
+		if strings.HasPrefix(c.File, "/proc/sys/") { // other errors mean that it can only be written
 			return fails(unix.ENOMEM, unix.EINTR)
 		}
 		return fails(unix.EIO, unix.EINTR)
@@ -102,8 +101,8 @@ func (c call) failures(tid int) []failure {
 	return fails(possible[c.Name]...)
 }
 
-// possible are the errors of calls that fail in the same way whatever they are about. Not here: those that say
-// that something is absent, and those that only a program's own mistake brings about.
+// possible has the errors of calls that do not depend on their arguments. Errors that mean that an object does not
+// exist, and errors that only a bug can cause, are omitted.
 var possible = map[string][]unix.Errno{
 	"mkdirat": {unix.ENOSPC, unix.EACCES, unix.EROFS}, "linkat": {unix.ENOSPC, unix.EIO, unix.EPERM},
 	"symlinkat": {unix.ENOSPC, unix.EACCES}, "renameat": {unix.ENOSPC, unix.EIO, unix.EACCES},
@@ -156,8 +155,7 @@ func (c call) writeFailures() []failure {
 	return fails(unix.ENOSPC, unix.EIO, unix.EINTR)
 }
 
-// writable reports whether a descriptor is a regular file, open for writing:
-// then its close may have to tell of a write that failed.
+// writable reports whether a descriptor is a regular file open for writing, whose close may report a failed write.
 func writable(tid int, fd uint64) bool {
 	var st unix.Stat_t
 	if unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", tid, int32(fd)), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
@@ -166,7 +164,7 @@ func writable(tid int, fd uint64) bool {
 	return flags(tid, fd)&(unix.O_WRONLY|unix.O_RDWR) != 0
 }
 
-// interruptible are the failures of a call on a socket: no signal interrupts one that does not block.
+// interruptible returns the failures of a call on a socket. A signal interrupts only a call that may block.
 func interruptible(tid int, fd uint64, errnos ...unix.Errno) []failure {
 	if flags(tid, fd)&unix.O_NONBLOCK == 0 {
 		errnos = append(errnos, unix.EINTR)
@@ -200,7 +198,7 @@ func (m *monitor) inject(n notification, c call) (response, bool) {
 	return response{value: int64(len(request))}, true
 }
 
-// answerTo is the socket on which an answer is waited for.
+// answerTo is a socket on which a process waits for an answer.
 type answerTo struct {
 	pid int
 	fd  uint64
@@ -209,8 +207,7 @@ type answerTo struct {
 // batchSize is the size of the message that begins a batch.
 const batchSize = unix.SizeofNlMsghdr + 4
 
-// negative is the kernel's answer to a port that refuses each request of a datagram. Of a
-// batch it is the first that is refused.
+// negative returns the kernel's answer to a port, which refuses each request of a datagram, or the first of a batch.
 func negative(datagram []byte, errno unix.Errno, port uint32) (answer []byte) {
 	order, batch := binary.NativeEndian, false
 	for len(datagram) >= unix.SizeofNlMsghdr {
@@ -230,7 +227,7 @@ func negative(datagram []byte, errno unix.Errno, port uint32) (answer []byte) {
 	return answer
 }
 
-// port is the netlink port of a process's socket, 0 when it has none.
+// port returns the netlink port of a process's socket, or 0 if it has none.
 func port(pid int, socket uint64) uint32 {
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -260,7 +257,7 @@ func refusal(request []byte, errno unix.Errno, port uint32) []byte {
 	return append(m, request...)
 }
 
-// answer gives the kernel's refusal to who waits for the kernel's answer.
+// answer passes a refusal to a call that reads the kernel's answer.
 func (m *monitor) answer(n notification, c call) (response, bool) {
 	key := answerTo{c.Pid, n.args[0]}
 	data, ok := m.refusals[key]
@@ -285,27 +282,27 @@ func (m *monitor) answer(n notification, c call) (response, bool) {
 	return response{value: int64(len(data))}, true
 }
 
-// fault is what happens at the N-th watched call.
+// fault describes a kill or an error at a watched call.
 type fault struct {
-	At int // 0: nothing happens; an error happens at the first call from there on that can fail
+	At int // number of the call, 0 for none; an error hits the first call from there on that can fail
 
-	// Changes counts only calls that change something outside of the process: a
-	// kill between two of them is like one before the second.
+	// Changes counts only calls that change something outside of the process. A kill between two of them is like a kill
+	// before the second.
 	Changes bool
 
-	Kill  bool // all are killed, and the call is not made
-	Alone bool // the plugin alone is killed, and its children may go on
+	Kill  bool // the plugin and its children are killed before the call
+	Alone bool // only the plugin is killed, and its children continue
 
-	Fail bool // the call is not made, and returns an error instead
-	Pick int  // which one of those that it can give
+	Fail bool // the call is not made, and returns an error
+	Pick int  // index of the error in the call's failures
 }
 
-// outcome is what came of a call of a plugin.
+// outcome is the result of a plugin's call.
 type outcome struct {
 	Stdout, Stderr string
-	Exit           int // 128 and more: the signal that ended it
+	Exit           int // status, or 128 plus the signal that ended it
 	Calls          []call
-	Hit            *call // the call at which the fault happened; nil: it did not
+	Hit            *call // the call at which the fault happened, or nil
 	Injected       failure
 }
 
@@ -345,7 +342,7 @@ type made struct {
 	file string
 }
 
-// limit is how long a call may take. Nothing in the specs has a reason to wait.
+// limit is the maximum time of a call. No call in the specs has a reason to wait.
 const limit = nstest.Hang
 
 // run runs a program on the host and lets the fault happen. It returns when the
@@ -361,7 +358,7 @@ func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
 	if f.Changes {
 		cmd.Env = append(cmd.Env, changesEnv+"=1")
 	}
-	if waits() == 0 { // then at least the runtime of Go sends no signals, after which the kernel reports a call again
+	if waits() == 0 { // the kernel then reports a call again after a signal, as the Go runtime sends them
 		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1")
 	}
 	cmd.Stdin = strings.NewReader(p.Stdin)
@@ -374,7 +371,7 @@ func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	// Before Linux 6.11 a program's filter is there until somebody has waited for it.
+	// Before Linux 6.11, a program's filter exists until its parent has waited for the program.
 	ended := make(chan struct{})
 	go func() {
 		_ = cmd.Wait()
@@ -435,7 +432,7 @@ func receiveListener(socket int) (int, error) {
 	return fds[0], nil
 }
 
-// serve answers reports until nobody is left who could make one.
+// serve answers reports until all processes have ended.
 func (m *monitor) serve() error {
 	_ = unix.IoctlSetInt(m.listener, setFlags, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
 	deadline := time.Now().Add(nstest.Patience(limit))
@@ -453,7 +450,7 @@ func (m *monitor) serve() error {
 				return err
 			}
 		default:
-			return nil // everybody has ended
+			return nil // all processes have ended
 		}
 	}
 }
@@ -463,7 +460,7 @@ func (m *monitor) hung() error {
 	for _, c := range m.out.Calls[max(0, len(m.out.Calls)-8):] {
 		last = append(last, c.String())
 	}
-	return fmt.Errorf("not over after %s; the last calls: %s", limit, strings.Join(last, "; "))
+	return fmt.Errorf("did not end within %s; the last calls: %s", limit, strings.Join(last, "; "))
 }
 
 const setFlags = 0x40082104 // SECCOMP_IOCTL_NOTIF_SET_FLAGS
@@ -471,7 +468,7 @@ const setFlags = 0x40082104 // SECCOMP_IOCTL_NOTIF_SET_FLAGS
 func (m *monitor) next() error {
 	var n notification
 	if errno := m.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n)); errno != 0 {
-		if errno == unix.ENOENT || errno == unix.EINTR { // killed before we looked
+		if errno == unix.ENOENT || errno == unix.EINTR { // the caller was killed
 			return nil
 		}
 		return fmt.Errorf("receive a report: %w", errno)
@@ -492,11 +489,11 @@ func (m *monitor) ioctl(request uintptr, arg unsafe.Pointer) unix.Errno {
 	return errno
 }
 
-// decide is the answer to a report: go on, an error, or none, since the caller has been killed.
+// decide returns the answer to a report: continue, or an error. It returns false if the caller was killed.
 func (m *monitor) decide(n notification) (response, bool) {
 	proceed := response{flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 	name := callName(uint64(n.nr))
-	if !m.began { // what the launcher does is none of the plugin's calls
+	if !m.began { // the launcher's calls are not the plugin's
 		m.began = name == "execve"
 		return proceed, true
 	}
@@ -508,7 +505,7 @@ func (m *monitor) decide(n notification) (response, bool) {
 		return proceed, true
 	}
 	c.Main = c.Pid == m.plugin
-	// What threads do differs from call to call: the one that can fail may come later.
+	// Threads differ between runs, so that the call that can fail may be a later one.
 	due := m.At > 0 && c.N >= m.At && m.out.Hit == nil
 	if m.At == 0 || due {
 		c.describe(int(n.tid))
@@ -535,8 +532,8 @@ func (m *monitor) decide(n notification) (response, bool) {
 	return proceed, true
 }
 
-// restarted tells whether the kernel has the thread make its last call again, as it does where a sysctl is
-// written while somebody changes links. A busy machine sees thousands of that.
+// restarted reports whether the kernel makes the thread repeat its last call, as it does if a sysctl is written while
+// links change. On a busy machine, this happens thousands of times.
 func (m *monitor) restarted(n notification, name string) bool {
 	was, is := m.last[n.tid], made{nr: n.nr, args: n.args}
 	if name == "write" {
@@ -553,7 +550,7 @@ func (m *monitor) pid(tid int) int {
 	return m.pids[tid]
 }
 
-var _ = It("a write of a sysctl that the kernel has made again counts once", func() {
+var _ = It("a write of a sysctl that the kernel repeats counts once", func() {
 	m := &monitor{began: true, pids: map[int]int{}, last: map[uint32]made{}, out: &outcome{}}
 	write := func(file string, times int) {
 		f := nstest.Must(os.Open(file))
@@ -573,20 +570,20 @@ var _ = It("a write of a sysctl that the kernel has made again counts once", fun
 })
 
 const (
-	// launchEnv makes this test binary run a program under a filter that reports
-	// each watched call, of all its threads and children, and waits for our word.
+	// launchEnv makes this test binary run a program under a filter, which reports each watched call of all its threads
+	// and children and waits for the monitor's answer.
 	launchEnv = "FAULTS_LAUNCH"
-	// changesEnv, when it is not empty, leaves out calls that change nothing.
+	// changesEnv, if not empty, omits calls that change nothing.
 	changesEnv = "FAULTS_CHANGES"
 
-	// handOver is the launcher's end of a socket over which it hands us the
-	// listener. The filter knows this number: nobody listens yet when it is used.
+	// handOver is the launcher's end of a socket, over which the launcher sends the listener. The filter does not
+	// report this call, because nothing reads the reports yet.
 	handOver = 250
 )
 
 // launch becomes the program, under the filter. It returns only an error.
 func launch(program string) error {
-	runtime.LockOSThread() // the filter is the thread's, and exec hands it on
+	runtime.LockOSThread() // the filter belongs to the thread, and exec keeps it
 	if err := unix.Dup3(3, handOver, unix.O_CLOEXEC); err != nil {
 		return err
 	}
@@ -604,7 +601,7 @@ func launch(program string) error {
 	return unix.Exec(program, append([]string{program}, os.Args[1:]...), env)
 }
 
-// listen puts the filter on this thread and returns the descriptor that its reports come from.
+// listen installs the filter on this thread and returns the descriptor of its reports.
 func listen(program []unix.SockFilter) (int, error) {
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	flags := unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | waits()
@@ -615,17 +612,18 @@ func listen(program []unix.SockFilter) (int, error) {
 	return int(fd), nil
 }
 
-// waits is the flag by which who waits for our word is not disturbed by signals, but those that kill; 0 before
-// Linux 5.19.
+// waits returns the flag with which only fatal signals interrupt a call that waits for the monitor's answer, or 0
+// before Linux 5.19.
 var waits = sync.OnceValue(func() uintptr {
 	const flag = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flag, 0); errno == unix.EINVAL {
 		return 0
 	}
-	return unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV // it missed the program: EFAULT
+	return unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV // EFAULT, because there is no program
 })
 
-// filter reports the watched calls, but clone where it makes a thread, or only those that may change something.
+// filter returns a filter that reports the watched calls except clones of threads, or only calls that may change
+// something.
 func filter(changes bool) []unix.SockFilter {
 	const callNumber, firstArg, thirdArg = 0, 16, 32 // offsets in struct seccomp_data, of a little-endian machine
 	load := func(at uint32) unix.SockFilter {

@@ -22,21 +22,21 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// The attachment that faults happen to, and the one that must not notice.
+// The attachment that faults disturb, and the one that must not be disturbed.
 const (
 	victim    = "one"
 	bystander = "other"
 )
 
-// lesson is what ADD and DEL of a scenario do when nothing disturbs them.
+// lesson has the effects of an undisturbed ADD and DEL of a scenario.
 type lesson struct {
 	scenario
 	clean  state  // before ADD, and after DEL
 	whole  state  // after ADD
-	shared state  // on a cold host: what was there after the first DEL, and may stay
+	shared state  // on a cold host: the state after the first DEL, which may stay
 	result string // of ADD
 
-	spare *node // one as it was made; nil for none
+	spare *node // an unused node, or nil
 }
 
 func learn(s scenario) *lesson {
@@ -53,7 +53,7 @@ func learn(s scenario) *lesson {
 	return l
 }
 
-// leave keeps a node that is as it was made for whoever takes one next.
+// leave keeps a node in its original state for the next take.
 func (l *lesson) leave(n *node) {
 	if l.Cold {
 		n.retire()
@@ -83,7 +83,7 @@ type node struct {
 	daemon *exec.Cmd // of dhcp
 }
 
-// making hosts is for one at a time: ginkgo's list of what to clean up has no lock.
+// making serializes the creation of hosts, because ginkgo's list of cleanups has no lock.
 var making sync.Mutex
 
 func (l *lesson) empty() *node {
@@ -109,7 +109,7 @@ func (l *lesson) empty() *node {
 	return n
 }
 
-// node makes a node, up to where the plugin is called.
+// node creates a node on which the plugin can be called.
 func (l *lesson) node() (*node, error) {
 	n := l.empty()
 	for number, id := range []string{bystander, victim} {
@@ -140,7 +140,7 @@ ip link set $0 up alias "mine $0" mtu 1400; ip link set $0p up` + l.Device, id, 
 	if l.Cold {
 		return n, nil
 	}
-	result, err := n.add() // what the first of all makes is there from now on
+	result, err := n.add() // creates the shared objects
 	return n, errors.Join(err, n.del(result))
 }
 
@@ -167,7 +167,7 @@ func (n *node) retire() {
 	}
 }
 
-// program is a call of the plugin. prev is its prevResult, "" for none.
+// program returns a call of the plugin. prev is its prevResult, or empty.
 func (n *node) program(command, id, prev string) nstest.Program {
 	more := object{}
 	if prev != "" {
@@ -181,11 +181,11 @@ func (n *node) program(command, id, prev string) nstest.Program {
 		more["cni.dev/valid-attachments"] = valid
 	}
 	if id == bystander {
-		more["runtimeConfig"] = nil // a host port is one attachment's
+		more["runtimeConfig"] = nil // a host port belongs to one attachment
 		if n.Conf["device"] != nil {
 			more["device"] = bystander
 		}
-		if n.Conf["vlanId"] != nil { // the kernel has each once on a link
+		if n.Conf["vlanId"] != nil { // unique on a link
 			more["vlanId"] = 6
 		}
 		maps.Copy(more, n.Other)
@@ -212,7 +212,7 @@ func (n *node) conf(conf, more object) string {
 	return plugintest.Text(plugintest.Merge(object{"cniVersion": "1.1.0", "name": "pods"}, conf, more))
 }
 
-// add is an undisturbed ADD, which must succeed.
+// add runs an undisturbed ADD, which must succeed.
 func (n *node) add() (result string, err error) {
 	out := n.host.Run(n.program("ADD", victim, n.below[victim]))
 	if out.Exit != 0 {
@@ -223,7 +223,7 @@ func (n *node) add() (result string, err error) {
 
 func (n *node) del(prev string) error { return n.quiet("DEL", prev) }
 
-// quiet is an undisturbed call other than ADD, which must succeed and say nothing.
+// quiet runs an undisturbed call other than ADD, which must succeed and print no result.
 func (n *node) quiet(command, prev string) error {
 	out := n.host.Run(n.program(command, victim, cmp.Or(prev, n.below[victim])))
 	if out.Exit != 0 || out.Stdout != "" {
@@ -232,7 +232,7 @@ func (n *node) quiet(command, prev string) error {
 	return nil
 }
 
-// disturbed is a call to which the fault happens. prev is the result of the ADD before a DEL.
+// disturbed runs a call in which the fault happens. prev is the result of the ADD before a DEL.
 func (n *node) disturbed(command string, f fault) (out outcome, prev string, err error) {
 	if command == "DEL" {
 		if prev, err = n.add(); err != nil {
@@ -247,16 +247,16 @@ func (n *node) disturbed(command string, f fault) (out outcome, prev string, err
 	return out, prev, err
 }
 
-// isClean compares with the state before ADD. On a cold host what all attachments
-// share may be there besides, also half made.
+// isClean compares the node with the state before ADD. A cold host may also have objects that all attachments share,
+// even incomplete ones.
 func (n *node) isClean() error { return n.state().differs(n.clean, n.shared) }
 
-// isCleanOutside does not look into the container.
+// isCleanOutside is isClean without the container.
 func (n *node) isCleanOutside() error {
 	return n.state().outside().differs(n.clean.outside(), n.shared)
 }
 
-// isCleanAgain is isClean after an undisturbed ADD and DEL, which have made whole what was half made.
+// isCleanAgain is isClean after an undisturbed ADD and DEL, which have completed incomplete objects.
 func (n *node) isCleanAgain() error {
 	if n.Cold {
 		return n.state().differs(n.shared, nil)
@@ -264,7 +264,7 @@ func (n *node) isCleanAgain() error {
 	return n.isClean()
 }
 
-// calls are those of an undisturbed ADD or DEL, as far as the fault counts them.
+// calls returns the calls of an undisturbed ADD or DEL that the fault counts.
 func (l *lesson) calls(command string, f fault) []call {
 	GinkgoHelper()
 	n, err := l.take()
@@ -282,11 +282,11 @@ func (l *lesson) calls(command string, f fault) []call {
 	return out.Calls
 }
 
-// state is what there is on a node, sorted: a thing a line, behind "host" or
-// "container". Two nodes on which the same happened have the same state.
+// state is the sorted state of a node, with one object per line after "host" or "container". Nodes with the same
+// history have the same state.
 type state []string
 
-// What is looked at of a host, and of a container, beside the switches.
+// The sections of snapshots that are compared, in addition to the switches.
 var (
 	ofHost      = []string{"links", "addresses", "routes", "rules", "nftables", "iptables-legacy"}
 	ofContainer = []string{"links", "addresses", "routes", "rules"}
@@ -313,7 +313,7 @@ func sysctls(h *nstest.Host) string {
 				}
 			}
 			for _, path := range paths {
-				if value, err := os.ReadFile(path); err == nil { // else its link is gone
+				if value, err := os.ReadFile(path); err == nil { // otherwise its link no longer exists
 					b.WriteString(strings.TrimPrefix(path, dir) + ":" + string(value))
 				}
 			}
@@ -322,9 +322,8 @@ func sysctls(h *nstest.Host) string {
 	return b.String()
 }
 
-// files are kept on the host, each with its mode and its lines. host-local's index, and the lock of
-// those who make the same interface, may be missing at any time; of what tells where to begin, or is
-// made from the rest, the content may differ.
+// files lists the files that plugins keep on the host, with modes and lines. It omits host-local's index, which may be
+// missing, and the content of the last reserved addresses, which may differ.
 func files(h *nstest.Host) string {
 	var b strings.Builder
 	kept := func(path string, entry fs.DirEntry, err error) error {
@@ -346,7 +345,7 @@ func files(h *nstest.Host) string {
 	}
 	h.Do(func() {
 		for _, dir := range []string{"/run/hawser", "/run/cni", "/var/lib/cni"} {
-			_ = filepath.WalkDir(dir, kept) // which returns none
+			_ = filepath.WalkDir(dir, kept) // which returns no error
 		}
 	})
 	return b.String()
@@ -375,17 +374,17 @@ func (n *node) state() state {
 
 var (
 	macs = regexp.MustCompile(`\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b`)
-	// numbers differ from case to case, as a DHCP server's answer does. A namespace's cookie may be
-	// missing: then it is known again by the others.
+	// numbers matches values that differ between cases, such as a DHCP server's answer. A namespace's cookie may be
+	// missing, because the other values also identify the namespace.
 	numbers = regexp.MustCompile(`"(?:since|cookie|inode|device|link|tap|read)": ?\d+,?|` +
 		`"(?:ack|server|MAC)": ?"[^"]*",?|# handle \d+`)
-	// element is one of a set, which nft lists in any order.
+	// element matches an element of a set, which nft lists in any order.
 	element = regexp.MustCompile(`^(?:elements = \{ )?(.*?)(?:,| \})?$`)
-	// kernels are addresses and routes that the kernel adds a little later.
+	// kernels matches addresses and routes that the kernel adds a little later.
 	kernels = regexp.MustCompile(`fe80::|ff00::/8|dst=multicast|dst=[0-9a-f]*:.* protocol=kernel .*type=local`)
 )
 
-// normal is text without what differs from node to node.
+// normal returns text without values that differ between nodes.
 func (n *node) normal(text string) string {
 	for _, c := range n.conts {
 		text = strings.ReplaceAll(text, `"`+c.Path+`"`, `"NETNS"`)
@@ -393,8 +392,8 @@ func (n *node) normal(text string) string {
 	return numbers.ReplaceAllString(macs.ReplaceAllString(text, "MAC"), "")
 }
 
-// differs says what a state has more or less than it should. What is in shared may
-// be there besides, and the bridge as it is half made.
+// differs returns an error with the lines that a state has in addition to want, or lacks. It may also have the lines of
+// shared, and an incomplete bridge.
 func (s state) differs(want, shared state) error {
 	var diff []string
 	for _, line := range s {
@@ -414,7 +413,7 @@ func (s state) differs(want, shared state) error {
 	return errors.New(strings.Join(diff, "\n        "))
 }
 
-// superseded: a sysctl has one value only, so one that is shared replaces the one from before.
+// superseded reports whether a line is a sysctl whose value in shared replaces its former value.
 func superseded(line string, shared state) bool {
 	key, _, ok := strings.Cut(line, ":")
 	return ok && strings.Contains(key, " ipv") &&
@@ -427,15 +426,15 @@ func (s state) without(text string) state {
 	return slices.DeleteFunc(slices.Clone(s), func(line string) bool { return strings.Contains(line, text) })
 }
 
-// environment is something that a host lacks.
+// environment is a defect of a host.
 type environment struct {
 	Prepare, Break, Repair string   // shell on the host
 	Under                  []string // the program that runs the plugin while it is broken
 
-	// What the errors of ADD, of DEL, and of a DEL that has nothing to do say while it
-	// is broken; empty: they succeed.
+	// Parts of the errors of ADD, of DEL, and of a DEL without an attachment while the host is broken. Empty means that
+	// the call succeeds.
 	ADD, DEL, Nothing string
-	// Lost says that a DEL that succeeds did not see what there is.
+	// Lost means that a DEL succeeds without finding the attachment.
 	Lost bool
 }
 
@@ -445,7 +444,7 @@ type broken struct {
 	environment
 }
 
-// on plays ADD and DEL while something is broken, and the DEL of an ADD that was served before.
+// on runs ADD and DEL on a broken host, and the DEL of an attachment from before the defect.
 func (e environment) on(name string) {
 	GinkgoHelper()
 	l := &lesson{scenario: scenarioOf(name)}
@@ -460,10 +459,10 @@ func (e environment) on(name string) {
 	before := n.state()
 	added := b.call("ADD", "", e.ADD)
 	if e.ADD != "" {
-		Expect(n.state().differs(before, nil)).To(Succeed(), "ADD has left something")
+		Expect(n.state().differs(before, nil)).To(Succeed(), "ADD left something")
 	}
 	b.call("DEL", added, e.Nothing)
-	Expect(n.state().differs(before, nil)).To(Succeed(), "DEL has left something")
+	Expect(n.state().differs(before, nil)).To(Succeed(), "DEL left something")
 
 	b.shell(e.Repair)
 	result := nstest.Must(n.add())
@@ -473,7 +472,7 @@ func (e environment) on(name string) {
 	if e.DEL != "" || e.Lost {
 		Expect(n.del(result)).To(Succeed())
 	}
-	Expect(n.state().differs(clean, nil)).To(Succeed(), "DEL has left something of a good ADD")
+	Expect(n.state().differs(clean, nil)).To(Succeed(), "DEL left something of a complete ADD")
 	b.whole()
 	Expect(n.state().differs(clean, nil)).To(Succeed())
 }
@@ -507,7 +506,7 @@ func (b broken) call(command, prev, fails string) string {
 var _ = Describe("a host", Label("kernel"), func() {
 	const hostLocal, tuning, bridgeIPT = "host-local, first on the host", "tuning", "bridge, iptables"
 	const portmap, portmapIPT = "portmap, first on the host", "portmap, iptables, first on the host"
-	// Where each plugin keeps what it must not lose.
+	// The directories in which plugins keep leases and records.
 	homes := []TableEntry{
 		Entry("host-local", hostLocal, "/var/lib/cni"), Entry(tuning, Label("slow"), tuning, "/run/cni"),
 		Entry("portmap", portmap, "/run/hawser"), Entry(portmapIPT, Label("slow"), portmapIPT, "/run/hawser"),
@@ -521,17 +520,17 @@ var _ = Describe("a host", Label("kernel"), func() {
 	}
 	const small = "mkdir -p DIR; mount -t tmpfs -o size=128k,mode=755 tmpfs DIR"
 
-	DescribeTable("with a full disk: ADD says so, DEL works", Label("full-disk"), func(name, dir string) {
+	DescribeTable("with a full disk makes ADD fail, DEL work:", Label("full-disk"), func(name, dir string) {
 		with(environment{Prepare: small, Break: "head -c 200k /dev/zero >DIR/fill || true", Repair: "rm DIR/fill",
 			ADD: "no space left on device"}, dir).on(name)
 	}, homes)
 
-	DescribeTable("with a read-only disk: ADD and DEL say so", Label("read-only-disk"), func(name, dir string) {
+	DescribeTable("with a read-only disk makes ADD and DEL fail:", Label("read-only-disk"), func(name, dir string) {
 		with(environment{Prepare: small, Break: "mount -o remount,ro DIR", Repair: "mount -o remount,rw DIR",
 			ADD: "read-only file system", DEL: "read-only file system"}, dir).on(name)
 	}, homes)
 
-	DescribeTable("with a directory that we have no rights to: ADD and DEL say so", Label("no-rights"), func(
+	DescribeTable("with a forbidden directory makes ADD and DEL fail:", Label("no-rights"), func(
 		name, dir string,
 	) {
 		nstest.NeedProgram("setpriv")
@@ -541,7 +540,7 @@ var _ = Describe("a host", Label("kernel"), func() {
 			ADD:   "permission denied", DEL: "permission denied", Nothing: "permission denied"}, dir).on(name)
 	}, homes)
 
-	DescribeTable("with a file for a directory: ADD says so, DEL finds nothing", Label("file-for-directory"), func(
+	DescribeTable("with a file for a directory makes ADD fail, DEL find nothing:", Label("file-for-directory"), func(
 		name, dir, del string,
 	) {
 		with(environment{Prepare: small,
@@ -554,7 +553,7 @@ var _ = Describe("a host", Label("kernel"), func() {
 		Entry(bridgeIPT, Label("slow"), bridgeIPT, "/run/hawser", ""),
 	)
 
-	DescribeTable("with a link in the place of a directory works", Label("link-for-directory"), func(name, dir string) {
+	DescribeTable("with a link for a directory works:", Label("link-for-directory"), func(name, dir string) {
 		with(environment{Prepare: "mount -t tmpfs tmpfs /mnt; mkdir -p /mnt/there DIR; " +
 			"rm -r DIR; ln -s /mnt/there DIR"}, dir).on(name)
 	}, homes)
@@ -563,13 +562,13 @@ var _ = Describe("a host", Label("kernel"), func() {
 	const right = "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding"
 	const wrong = "echo 0 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sys/net/ipv4/conf/all/route_localnet"
 
-	DescribeTable("with a read-only /proc/sys on which all is right already works", Label("read-only-proc"), func(
+	DescribeTable("with a read-only /proc/sys that has the required values works:", Label("read-only-proc"), func(
 		name string,
 	) {
 		environment{Prepare: right, Break: readOnlyProc, Repair: "umount /proc/sys"}.on(name)
 	}, Entry(bridgeIPT, bridgeIPT), Entry("ptp", "ptp"))
 
-	DescribeTable("with a read-only /proc/sys, something wrong: ADD says so, DEL works", Label("read-only-proc"), func(
+	DescribeTable("with a wrong, read-only /proc/sys makes ADD fail, DEL work:", Label("read-only-proc"), func(
 		name string,
 	) {
 		environment{Break: wrong + "; " + readOnlyProc, Repair: "umount /proc/sys; " + right,

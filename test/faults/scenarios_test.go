@@ -11,21 +11,21 @@ import (
 
 type object = plugintest.Object
 
-// scenario is a plugin with a configuration that makes it do all it can.
+// scenario is a plugin with a configuration that uses all of its features.
 type scenario struct {
 	Name   string
 	Conf   object
 	Below  object // the plugin of the chain that runs before it
 	IfName string // "eth0" when empty
 
-	// Other are the keys of the other attachment that differ: of another network, say.
+	// Other has the keys that differ in the other attachment, such as another network's name.
 	Other object
 
-	// Cold hosts are in each case as no plugin has ever touched them; the others
-	// have another attachment of the network, which must live on.
+	// Cold means that the host is new in each case. Otherwise it has another attachment of the network, which must not
+	// be disturbed.
 	Cold bool
 
-	// Inside says that GC leaves what is in the container to whoever owns that.
+	// Inside means that the plugin changes the container, which GC does not enter.
 	Inside bool
 
 	// Device is a shell script that configures a device of the host, $0, with its peer, $0p. $1 is its number.
@@ -33,7 +33,7 @@ type scenario struct {
 
 	Needs []string // features of the kernel
 
-	// Again says that another scenario has the plugin and its backend. Make test leaves it out.
+	// Again means that another scenario has the plugin and its backend. make test omits this one.
 	Again bool
 }
 
@@ -51,8 +51,8 @@ ip route add default via 10.7$1.0.1 dev $0 table 10$1
 ip route add unreachable 10.9$1.0.0/16 table 10$1
 ip rule add from 10.7$1.0.5 lookup 10$1 priority 100$1`
 
-// lending is an IPAM configuration with one address to lend more than there are
-// other attachments: one that leaked, or was given twice, is noticed at once.
+// lending returns an IPAM configuration with one address more than there are other attachments, so that an address that
+// leaks or is assigned twice is noticed immediately.
 func lending(others int, sets ...string) object {
 	var ranges [][]object
 	for _, subnet := range sets {
@@ -78,7 +78,7 @@ func portmap(backend string) object {
 	}}}
 }
 
-// scenarios are all that is killed and made fail.
+// scenarios returns all scenarios.
 func scenarios() []scenario {
 	nft, ipt := []string{"nft", "nft-inet-nat"}, []string{"iptables"}
 	tuned := object{"type": "tuning", "mac": "0a:00:00:00:00:17", "mtu": 1400, "promisc": true, "txQLen": 77,
@@ -161,7 +161,7 @@ func scenarioOf(name string) scenario {
 	return all[slices.IndexFunc(all, func(s scenario) bool { return s.Name == name })]
 }
 
-// labels are those of its specs.
+// labels returns the labels of the scenario's specs.
 func (s scenario) labels() ginkgo.Labels {
 	var labels ginkgo.Labels
 	if slices.Contains(s.Needs, "netkit") {
@@ -174,14 +174,14 @@ func (s scenario) labels() ginkgo.Labels {
 }
 
 func (s scenario) commands() []string {
-	if s.Cold { // its DEL is that of any other host
+	if s.Cold { // DEL is the same as on other hosts
 		return []string{"ADD"}
 	}
 	return []string{"ADD", "DEL"}
 }
 
 func (s scenario) plugin() string {
-	// These find their own part in another plugin's configuration.
+	// IPAM plugins find their part in a main plugin's configuration.
 	for _, ipam := range []string{"host-local", "static", "dhcp"} {
 		if strings.HasPrefix(s.Name, ipam) {
 			return ipam

@@ -57,7 +57,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 						nft add element inet hawser portmap4_v1 \
 							'{ tcp . 8080 comment "HASH net1 c1-2 eth0" : 10.1.0.9 . 80 }'`,
 				`translates to another address or port`),
-			Entry("a missing one of an address", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`,
+			Entry("a port of 192.0.2.1", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`,
 				`portmap4_at_v1\", 192.0.2.1:8081/tcp: ruleset differs: no element`),
 			Entry("a missing masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`,
 				`portmap4_via_v1\", 0.0.0.0:8080/tcp: ruleset differs: no element`),

@@ -184,7 +184,7 @@ var _ = Describe("host ports of several", Label("kernel"), func() {
 			b.serve(80)
 		})
 
-		It("containers that start in parallel on a new host work, with one set of shared rules", func() {
+		It("containers work that start in parallel on a new host, with one set of shared rules", func() {
 			all := []*container{a, b}
 			for i := range 6 {
 				all = append(all, w.container(1, 4+i))

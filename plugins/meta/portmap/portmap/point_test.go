@@ -124,7 +124,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			"ips": []Object{{"address": "10.7.0.7/24", "interface": 0},
 				{"address": "10.8.0.8/24", "interface": 1}, {"address": "10.1.0.2/24",
 					"interface": 2}, {"address": "10.1.0.9/24", "interface": 2}}}})
-		Expect(o.stdout).To(And(ContainSubstring("10.1.0.9/24"), ContainSubstring("192.0.2.53")), "the result is complete")
+		Expect(o.stdout).To(And(ContainSubstring("10.1.0.9/24"), ContainSubstring("192.0.2.53")), "complete result")
 		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 	})
 
@@ -443,7 +443,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 		})
 
 		if k.name != "nftables" { // on which nft reads conditions after the lock is held
-			It("are refused on iptables without waiting for the locks", Label("conditions-names"), func() {
+			It("are refused without waiting for the locks", Label("conditions-names"), func() {
 				w, a, before := settled(k)
 				var held []*statefile.Lock
 				w.Do(func() {

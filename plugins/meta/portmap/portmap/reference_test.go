@@ -267,7 +267,7 @@ var _ = Describe("host ports of the newest reference plugin in nftables", Label(
 			"cni_hostport")
 	}
 
-	DescribeTable("pass CHECK while complete, and are removed by DEL,", Label("portmap-reference"), func(config Object) {
+	DescribeTable("pass CHECK while complete, and end with DEL,", Label("portmap-reference"), func(config Object) {
 		other := w.container(1, 3)
 		other.reference(nstest.Newest(), "ADD", nft, config, ports("7000:80"))
 		before := rules()
