@@ -1,5 +1,5 @@
-// The specs of this directory do to the plugins, as programs on a host, what
-// attackers have done to plugins like them. docs/reliability.md lists them.
+// Package attack_test runs attacks against the plugins, as programs on a host, that have succeeded against similar
+// plugins. docs/reliability.md lists them.
 package attack_test
 
 import (
@@ -24,11 +24,11 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestAttack(t *testing.T) { nstest.RunSpecs(t, "attacks on the plugins") }
 
-// preload is a line that the dynamic linker would read as libraries for every program.
+// preload is a text that the dynamic linker, in /etc/ld.so.preload, would read as a library for each program.
 const preload = " /tmp/evil.so \n/tmp/evil.so\n"
 
-// everyCommand has a plugin refuse a configuration whose text a tenant chose, and
-// serve one that it does not refuse.
+// everyCommand calls a plugin with a configuration that it refuses and that contains a tenant's text, and with one that
+// it does not refuse. It returns the output.
 func everyCommand(n *World, log string) (said string) {
 	GinkgoHelper()
 	for _, keys := range []Object{{"mode": preload, "mtu": "x"}, {}} {
@@ -51,7 +51,7 @@ var _ = Describe("the log that a configuration names", func() {
 	})
 	files := func() string { return n.Files("/etc", "/var/log") }
 
-	DescribeTable("is in no place that it chooses, also when the call is refused", Label("log-path"), func(log string) {
+	DescribeTable("is in no place that it chooses, even if the call is refused:", Label("log-path"), func(log string) {
 		before := files()
 		said := everyCommand(n, log)
 		Expect(files()).To(Equal(before))
@@ -63,27 +63,28 @@ var _ = Describe("the log that a configuration names", func() {
 		Entry(nil, "a\x00b"), Entry(nil, " a"),
 	)
 
-	DescribeTable("is a file that we made, in a directory that is root's alone", Label("log-path"), func(plant string) {
+	DescribeTable("is a file of a plugin, in a private directory of root:", Label("log-path"), func(plant string) {
 		n.Cmd("bash", "-ec", "umask 077; mkdir /var/log/hawser; cd /var/log/hawser; "+plant)
 		before := files()
 		Expect(everyCommand(n, "a.log")).To(ContainSubstring("the call is not in the log"))
 		Expect(files()).To(Equal(before))
 	},
 		Entry("no symbolic link", "ln -s /etc/ld.so.preload a.log"),
-		Entry("no dangling one", "ln -s /etc/new a.log"),
+		Entry("no dangling symbolic link", "ln -s /etc/new a.log"),
 		Entry("no hard link", "mount --bind /etc .; cd /var/log/hawser; ln ld.so.preload a.log"),
 		Entry("no file of another program", `echo '# comment' >a.log`),
-		Entry("no file of JSON of another program", `echo '{"log":"x"}' >a.log`),
-		Entry("no compressed one", "echo x | gzip >a.log"),
-		Entry("no file that others may write to", `: >a.log; chmod 622 a.log`),
+		Entry("no JSON file of another program", `echo '{"log":"x"}' >a.log`),
+		Entry("no compressed file", "echo x | gzip >a.log"),
+		Entry("no file that other users may write", `: >a.log; chmod 622 a.log`),
 		Entry("no file of another user", `: >a.log; chown 1:1 a.log`),
 		Entry("no pipe", "mkfifo a.log"), Entry("no directory", "mkdir a.log"),
 		Entry("not behind a link", "cd ..; rmdir hawser; ln -s /etc hawser"),
-		Entry("not where others may write", "chmod 1777 ."), Entry("not in a directory of others", "chown 1:1 ."),
-		Entry("not where the administrator wants none", "cd ..; rmdir hawser; touch hawser"),
+		Entry("not in a directory that other users may write", "chmod 1777 ."),
+		Entry("not in a directory of another user", "chown 1:1 ."),
+		Entry("not if the administrator put a file there", "cd ..; rmdir hawser; touch hawser"),
 	)
 
-	It("is there, with a line of each call, and each line is one whatever is in it", func() {
+	It("has one line for each call, whatever its text contains", func() {
 		n.Env = []string{"HAWSER_LOG=/var/log/all"}
 		everyCommand(n, "/etc/ld.so.preload")
 		n.Env = nil
@@ -103,11 +104,10 @@ var _ = Describe("the log that a configuration names", func() {
 	})
 })
 
-// secret is what runtimes hand to plugins in keys that are not ours: tokens of
-// service accounts, passwords of registries.
+// secret is a secret that a runtime passes to plugins in unknown keys, such as the token of a service account.
 const secret = "s3cr3t-t0ken"
 
-// withSecrets puts it into every object of a configuration, under a key that no plugin of ours reads.
+// withSecrets puts the secret into each object of a configuration, under a key that no plugin reads.
 func withSecrets(keys Object) Object {
 	out := Object{"token": secret, "kubernetes": Object{"token": secret}}
 	for k, v := range keys {
@@ -119,7 +119,7 @@ func withSecrets(keys Object) Object {
 	return out
 }
 
-// logging puts programs before the real ones that write down how they were called, and returns the file.
+// logging puts programs into PATH that log their arguments before they run the real ones, and returns the log.
 func logging(programs ...string) string {
 	dir := GinkgoT().TempDir()
 	log := filepath.Join(dir, "log")
@@ -131,9 +131,9 @@ func logging(programs ...string) string {
 	return log
 }
 
-// As CVE-2026-41184 and CVE-2026-41185.
-var _ = Describe("what a configuration says under keys not ours, and CNI_ARGS", Label("kernel", "secrets"), func() {
-	It("is in no message, no file, no rule and on no command line", func() {
+// Like CVE-2026-41184 and CVE-2026-41185.
+var _ = Describe("a secret in unknown keys or CNI_ARGS", Label("kernel", "secrets"), func() {
+	It("is not in a message, file, rule or command line", func() {
 		nstest.Need("iptables")
 		log := logging("iptables", "iptables-restore", "ip6tables", "ip6tables-restore", "nft")
 		n := NewNode()
@@ -154,7 +154,7 @@ var _ = Describe("what a configuration says under keys not ours, and CNI_ARGS", 
 			a := n.Chain(command, p, entries)
 			said += a.Stdout + a.Stderr
 		}
-		spans := calls + ".otlp" // they leave the host
+		spans := calls + ".otlp" // collectors send them to other hosts
 		n.Env = []string{"HAWSER_LOG=" + spans, "BAGGAGE=token=" + secret}
 		try("CHECK", entries)
 		try("ADD", broken("vlan", 5000))
@@ -185,14 +185,14 @@ var _ = Describe("what a configuration says under keys not ours, and CNI_ARGS", 
 		Expect(said).NotTo(ContainSubstring(secret))
 		commands := nstest.Must(os.ReadFile(log))
 		lines := nstest.Must(os.ReadFile(calls))
-		Expect(strings.Count(string(lines), "\n")).To(BeNumerically(">", 20), "or the spec shows nothing")
+		Expect(strings.Count(string(lines), "\n")).To(BeNumerically(">", 20), "the spec proves nothing")
 		Expect(string(lines)).NotTo(ContainSubstring(secret))
-		Expect(strings.Count(string(commands), "\n")).To(BeNumerically(">", 8), "or the spec shows nothing")
+		Expect(strings.Count(string(commands), "\n")).To(BeNumerically(">", 8), "the spec proves nothing")
 		Expect(string(commands)).NotTo(ContainSubstring(secret))
 	})
 })
 
-// chosen is a list whose author knows what he wants to say, and where.
+// chosen returns a list whose author wants to write texts into files of a directory.
 func chosen(dir string) List {
 	words := Object{"name": preload, "comment": preload, preload: preload}
 	return List{
@@ -205,7 +205,7 @@ func chosen(dir string) List {
 }
 
 var _ = Describe("a path in a configuration", func() {
-	It("has files of our names and texts alone put there, and changes none", Label("kernel", "data-path"), func() {
+	It("gets only files with the plugins' own names and texts", Label("kernel", "data-path"), func() {
 		n, p := NewNode(), NewPod("one")
 		p.Network = "cron.d"
 		n.Cmd("bash", "-ec", `mount -t tmpfs -o mode=755 tmpfs /etc; umask 022; mkdir /etc/cron.d; cd /etc/cron.d
@@ -221,11 +221,11 @@ var _ = Describe("a path in a configuration", func() {
 			Expect(added).To(ContainSubstring(line))
 			added = strings.Replace(added, line, "", 1)
 		}
-		Expect(added).To(MatchRegexp(`(?s)10\.88\.0\.3.*fd00:88::2.*one_eth0\.json`), "or the spec shows nothing")
+		Expect(added).To(MatchRegexp(`(?s)10\.88\.0\.3.*fd00:88::2.*one_eth0\.json`), "the spec proves nothing")
 		for line := range strings.Lines(added) {
 			Expect(line).To(MatchRegexp(`^/etc/(\.hawser drwx------` + // the index of leases
 				`|\.hawser/cron\.d -rw------- ".*"` +
-				`|cron\.d/one_eth0\.json -rw------- .*` + // what tuning found
+				`|cron\.d/one_eth0\.json -rw------- .*` + // tuning's backup
 				`|cron\.d/lock -rwxr-x--- ""` +
 				`|cron\.d/last_reserved_ip\.[01] -rw------- "(10\.88\.0\.3|fd00:88::2)"` +
 				`|cron\.d/(10\.88\.0\.3|fd00:88::2) -rw------- "one\\r\\neth0")` + "\n$"))
@@ -234,7 +234,7 @@ var _ = Describe("a path in a configuration", func() {
 		n.Must("DEL", p, list)
 	})
 
-	DescribeTable("has no device or pipe read, not even opened, and no secret said", Label("resolv-conf"), func(
+	DescribeTable("is not read if it is not a regular file, and no secret is printed:", Label("resolv-conf"), func(
 		path string,
 	) {
 		n := NewNode()
@@ -252,9 +252,9 @@ var _ = Describe("a path in a configuration", func() {
 		}
 		n.Cmd("rm", "-rf", "/var/lib/cni/networks/net")
 	},
-		Entry("without end", "/dev/zero"), Entry("behind a link", "/etc/link"), Entry("a terminal", "/dev/tty"),
-		Entry("a pipe", "/etc/fifo"), Entry("larger than memory", "/etc/sparse"), Entry("a directory", "/etc"),
-		Entry("that waits", "/proc/kmsg"), Entry("with a secret", "/etc/shadow"),
+		Entry("an endless device", "/dev/zero"), Entry("a link to a device", "/etc/link"), Entry("a terminal", "/dev/tty"),
+		Entry("a pipe", "/etc/fifo"), Entry("a file larger than memory", "/etc/sparse"), Entry("a directory", "/etc"),
+		Entry("a file that blocks", "/proc/kmsg"), Entry("a file with a secret", "/etc/shadow"),
 	)
 })
 
@@ -293,14 +293,14 @@ var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", Label("ipam-pat
 		}
 		Expect(n.Snapshot("links", "nftables")).To(Equal(before))
 		run("bridge", "ADD", "evil")
-		Expect(mark).To(BeAnExistingFile(), "or the spec shows nothing")
+		Expect(mark).To(BeAnExistingFile(), "the spec proves nothing")
 	})
 })
 
-// The directories of the plugins' state are below one that anybody may write to.
+// shared is a directory that any user may write, with the directories of the plugins' state.
 const shared = "/run/shared"
 
-// originals is the directory of tuning's records for such a dataDir.
+// originals is the directory of tuning's records for a dataDir in shared.
 var originals = "/run/hawser/tuning/" + cni.Digest(shared+"/tuning", 16)
 
 func sharedList() List {
@@ -309,14 +309,14 @@ func sharedList() List {
 		Step{Plugin: "sbr"}, Step{Plugin: "bandwidth", Keys: Object{"egressRate": 8000000, "egressBurst": 800000}})
 }
 
-// victims are files and a directory of others, with what they hold.
+// victims creates files and a directory of another program.
 const victims = `umask 022; mkdir -p /run/others /run/shared; chmod 1777 /run/shared; cd /run/others
 printf 'one\r\neth0' >lease; printf 'one\r\neth0' >10.88.0.2
 echo '{"mtu":1400,"sysctl":{"net.ipv4.conf.eth0.arp_filter":"1"}}' >backup
 printf 10.88.0.19 >last; head -c 20000 /dev/zero >zeros; touch lock; `
 
-// refused is what ADD's error says; where it is empty nothing fails.
-var _ = DescribeTable("a link that somebody planted where state is kept", Label("kernel", "planted-link", "slow"), func(
+// refused is part of ADD's error; if it is empty, no call fails.
+var _ = DescribeTable("no call changes the target of a link in the place", Label("kernel", "planted-link", "slow"), func(
 	plant, refused string,
 ) {
 	n, p := NewNode(), NewPod("one")
@@ -335,7 +335,7 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 		case i == 0:
 			Expect(a.Code).NotTo(BeZero(), command)
 			Expect(a.Stdout).To(ContainSubstring(refused))
-		case a.Code != 0 && (command == "DEL" || command == "GC"): // CHECK has its own reasons, now
+		case a.Code != 0 && (command == "DEL" || command == "GC"): // CHECK may fail for other reasons
 			Expect(a.Stdout).To(ContainSubstring(refused), command)
 		}
 	}
@@ -377,8 +377,8 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 		"lock /run/hawser/nft.lock: too many levels"),
 )
 
-var _ = Describe("a file that somebody planted where state is kept", Label("kernel", "planted-file"), func() {
-	It("keeps nobody from an address, and blocks no DEL, when it is no file at all", func() {
+var _ = Describe("a planted file in the lease directory", Label("kernel", "planted-file"), func() {
+	It("prevents neither an ADD nor a DEL if it is not a regular file", func() {
 		for _, kind := range []string{"mkdir", "mkfifo", "ln -s /nowhere"} {
 			n, p := NewNode(), NewPod("one")
 			n.Cmd("bash", "-ec", "mkdir -p "+shared+"/ipam/net; cd "+shared+"/ipam/net; "+
@@ -394,13 +394,13 @@ var _ = Describe("a file that somebody planted where state is kept", Label("kern
 	})
 })
 
-// Names that would mean something to a file system, a shell, iptables-restore,
-// nft or sysctl. The kernel takes the second list for interfaces.
+// Names with a meaning for a file system, a shell, iptables-restore, nft or sysctl. The kernel accepts the second list
+// for interfaces.
 var (
 	hostile = []string{"../x", "..", ".", "/x", "a/b", "a/../../x", " ", "a b", "a\nb", "a\r\n-F", "a\tb", "%d",
 		"a:b", "a\xffb", strings.Repeat("x/", 200)}
 	strangest = []string{"-x", "--help", "$(id)", "`id`", "a;b", "a|b", "a&b", `a"b`, `a'b`, `a\b`, "a#b", "a*b", "ä"}
-	// The kernel takes these for interfaces, too; ours refuse them but in DEL.
+	// The kernel also accepts these for interfaces. The plugins refuse them, except in DEL.
 	unprintable = []string{"a\x7fb", "\x1b[0m"}
 )
 
@@ -435,19 +435,19 @@ var _ = Describe("names as long as they may be", Label("kernel", "long-names", "
 	)
 })
 
-// interfaces counts those that are not lo. The JSON of ip(8) is none when a name is strange.
+// interfaces counts interfaces except lo. With unusual names, ip(8) writes invalid JSON.
 func interfaces(p *Pod) int {
 	GinkgoHelper()
 	return strings.Count(p.Cmd("ip", "-o", "link"), "\n") - 1
 }
 
-var _ = Describe("a name that leads elsewhere", Label("kernel", "hostile-names"), func() {
-	It("is refused by every plugin and command, for a network, container or interface, and nothing is done", func() {
+var _ = Describe("a hostile name", Label("kernel", "hostile-names"), func() {
+	It("is refused by each plugin and command, for a network, container or interface, without any effect", func() {
 		n, p := NewNode(), NewPod("one")
 		before, inside := n.State(), p.Snapshot()
 		for i, plugin := range nstest.Plugins() {
 			networks := slices.Concat(hostile, unprintable, strangest)
-			if i > 0 { // which read names by the same code
+			if i > 0 { // all plugins check names with the same code
 				networks = networks[:2]
 			}
 			for _, command := range []string{"ADD", "CHECK", "DEL"} {
@@ -470,7 +470,7 @@ var _ = Describe("a name that leads elsewhere", Label("kernel", "hostile-names")
 		if backend == "iptables" {
 			labels = Label("slow")
 		}
-		It("is an interface like any other where the kernel takes it, on "+backend, labels, func() {
+		It("is a usable interface name if the kernel accepts it, on "+backend, labels, func() {
 			nstest.NeedBackend(backend)
 			n := NewNode()
 			first := n.Up(NewPod("first"), Usual(backend))
@@ -499,7 +499,7 @@ var _ = Describe("a name that leads elsewhere", Label("kernel", "hostile-names")
 func ptpList() List { return List{{Plugin: "ptp", Keys: Object{"ipam": HostLocal("10.89.0.0/24")}}} }
 
 var _ = Describe("a container that advertises itself as router (CVE-2020-10749)", Label("container-router"), func() {
-	DescribeTable("gives routes and addresses to nobody", func(entries List, hostLink func(*Pod) string) {
+	DescribeTable("gives neither a container nor the host a route,", func(entries List, hostLink func(*Pod) string) {
 		n := NewNode()
 		n.SetSysctl("net/ipv6/conf/default/accept_ra", "1")
 		rogue, victim := NewPod("rogue"), NewPod("victim")
@@ -517,7 +517,7 @@ var _ = Describe("a container that advertises itself as router (CVE-2020-10749)"
 			NotTo(Or(ContainSubstring("2001:db8:bad:"), ContainSubstring("protocol=ra")))
 	},
 		Entry("on a bridge of IPv4 and IPv6", Usual("").Only("bridge"), func(*Pod) string { return "cni0" }),
-		Entry("on a bridge of IPv4 alone",
+		Entry("on a bridge with only IPv4",
 			List{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "isGateway": true,
 				"ipam": Object{"type": "host-local",
 					"subnet": "10.88.0.0/24"}}}}, func(*Pod) string { return "cni0" }),
@@ -525,8 +525,8 @@ var _ = Describe("a container that advertises itself as router (CVE-2020-10749)"
 	)
 })
 
-var _ = Describe("a container that takes another's MAC address", Label("kernel", "container-mac"), func() {
-	It("sends nothing with it where macspoofchk is on, tagged or not, and gets none of its frames", func() {
+var _ = Describe("a container that uses another's MAC address", Label("kernel", "container-mac"), func() {
+	It("can send no frame with it if macspoofchk is on, tagged or not", func() {
 		nstest.Need("nft-bridge")
 		n := NewNode()
 		checked := Usual("").Only("bridge").With("bridge", Object{"macspoofchk": true})
@@ -547,8 +547,8 @@ var _ = Describe("a container that takes another's MAC address", Label("kernel",
 	})
 })
 
-var _ = Describe("a container that takes another's IP address", Label("kernel", "container-ip"), func() {
-	It("is not taken for it by DEL, CHECK and GC, and keeps its own masquerade", func() {
+var _ = Describe("a container that uses another's IP address", Label("kernel", "container-ip"), func() {
+	It("does not affect the other one's CHECK, lease and masquerade, not even by its DEL", func() {
 		n := NewNode()
 		out := nstest.NewOutside(n.Host)
 		server := out.Serve("tcp", "192.0.2.2:0")
@@ -565,7 +565,7 @@ var _ = Describe("a container that takes another's IP address", Label("kernel", 
 })
 
 var _ = Describe("a container that floods", Label("kernel", "flood", "slow"), func() {
-	It("keeps nobody else from coming and going", func() {
+	It("does not prevent other attachments", func() {
 		n := NewNode()
 		flood := n.Up(NewPod("flood"), Usual("").Only("bridge"))
 		from := flood.Wiretap("eth0")
@@ -578,7 +578,7 @@ var _ = Describe("a container that floods", Label("kernel", "flood", "slow"), fu
 				select {
 				case <-stop:
 					return
-				default: // every station hears it, and the bridge learns a new one with each
+				default: // all stations receive the frame, and the bridge learns its address
 					from.Send(net.HardwareAddr{2, 1, byte(sent >> 16), byte(sent >> 8), byte(sent), 1},
 						nstest.Broadcast, payload)
 				}
@@ -591,7 +591,7 @@ var _ = Describe("a container that floods", Label("kernel", "flood", "slow"), fu
 			n.Must("DEL", p, Usual("").Only("bridge"))
 		}
 		close(stop)
-		Expect(<-stopped).To(BeNumerically(">", 1000), "or the spec shows nothing")
+		Expect(<-stopped).To(BeNumerically(">", 1000), "the spec proves nothing")
 		n.Must("DEL", flood, Usual("").Only("bridge"))
 	})
 })
@@ -602,7 +602,7 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel", "loop
 			nstest.Need("nft-inet-nat")
 			nstest.NeedBackend(backend)
 			n := NewNode()
-			// A machine on the bridge itself, where an uplink may be.
+			// A machine on the bridge itself, like one behind an uplink.
 			outside := nstest.NewHost()
 			p := n.Up(NewPod("one"), Usual(backend))
 			rogue := n.Up(NewPod("rogue"), Usual(backend).Only("bridge"))
@@ -612,7 +612,7 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel", "loop
 			n.Serve("tcp4", "127.0.0.1:9999")
 			n.Serve("tcp4", "0.0.0.0:9998")
 			for _, h := range []*nstest.Host{outside, rogue.Host, p.Host} {
-				// It sends 127.0.0.1 to the host, if it can.
+				// It routes 127.0.0.1 to the host, if it can.
 				h.SetSysctl("net/ipv4/conf/all/route_localnet", "1")
 				for _, words := range []string{"addr flush dev lo", "rule add pref 1 to 127.0.0.1 lookup 100",
 					"rule del pref 0 lookup local",
@@ -635,7 +635,7 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel", "loop
 			Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("1"))
 			Expect(refusedAll()).To(BeTrue())
 			n.Cmd("nft", "flush", "chain", "inet", "hawser", "portmap_guard_v2")
-			Eventually(refusedAll).Should(BeFalse(), "or the spec shows nothing")
+			Eventually(refusedAll).Should(BeFalse(), "the spec proves nothing")
 		})
 	}
 })
@@ -644,7 +644,7 @@ var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel", "port-53"), 
 	for _, backend := range []string{"nftables", "iptables"} {
 		for _, hostIP := range []string{"", "192.0.2.1"} {
 			with := fmt.Sprintf("with %s and hostIP %q", backend, hostIP)
-			It("takes no question to other name servers, of anybody, "+with, func() {
+			It("receives no query to another name server, "+with, func() {
 				nstest.Need("nft-inet-nat")
 				nstest.NeedBackend(backend)
 				n := NewNode()
@@ -668,13 +668,13 @@ var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel", "port-53"), 
 						s.h.Serve(network, s.at+":53")
 					}
 					for _, ask := range []question{
-						{client.Host, "192.0.2.2", "192.0.2.1"},          // masqueraded, and that is all
+						{client.Host, "192.0.2.2", "192.0.2.1"},          // only masqueraded
 						{client.Host, other.Addr(), client.Addr()},       // a name server in a container
-						{dns.Host, "192.0.2.2", "192.0.2.1"},             // what the server itself asks
-						{n.Host, "192.0.2.2", "192.0.2.1"},               // what the host asks
+						{dns.Host, "192.0.2.2", "192.0.2.1"},             // a query of the server itself
+						{n.Host, "192.0.2.2", "192.0.2.1"},               // a query of the host
 						{n.Host, "127.0.0.53", resolverOf[hostIP != ""]}, // the host's own resolver
 						{out, other.Addr(), "192.0.2.2"},                 // through the host
-						{out, "192.0.2.1", "192.0.2.2"},                  // and this is the port
+						{out, "192.0.2.1", "192.0.2.2"},                  // the host port
 					} {
 						seen, err := ask.from.Ask(network, ask.to+":53")
 						Expect(err).NotTo(HaveOccurred(), "%s %s", network, ask.to)
@@ -686,12 +686,12 @@ var _ = Describe("a host port 53 (CVE-2025-67499)", Label("kernel", "port-53"), 
 	}
 })
 
-// question is asked of a server, who then sees an address.
+// question is a query to a server, and the source address that the server sees.
 type question struct {
 	from     *nstest.Host
 	to, seen string
 }
 
-// resolverOf says whom a resolver at another address of the host's loopback sees,
-// if it sees anybody: all local addresses are taken where no hostIP says which.
+// resolverOf has the source that a resolver on another loopback address of the host sees, if there is a hostIP. Without
+// one, the host port has all local addresses, and the container receives the query.
 var resolverOf = map[bool]string{true: "127.0.0.1", false: "10.88.0.1"}

@@ -29,7 +29,7 @@ func keysOf(plugin string) (keys []string) {
 	return keys
 }
 
-// withKey is an object that also has a value at a path. Each "[]" is a list of one element.
+// withKey returns an object that also has a value at a path. Each "[]" is a list of one element.
 func withKey(o Object, path string, value any) Object {
 	key, rest, isNested := strings.Cut(path, ".")
 	name := strings.TrimRight(key, "[]")
@@ -43,7 +43,7 @@ func withKey(o Object, path string, value any) Object {
 	return Merge(o, Object{name: value})
 }
 
-// values are what a tenant may know of a victim and of the node, in the shapes that keys have.
+// values returns values that a tenant may know of a victim and of the node, of each type that keys have.
 func values(v *neighbor) []any {
 	return []any{v.hostEnd(), "cni0", v.Decode().Interfaces[1].MAC, v.Addr(), v.Addr() + "/24", "10.88.0.0/28",
 		"127.0.0.1", "/run/hawser", v.Network, "isolated", "passthru", true, 0, 1, 68, 254, 8080,
@@ -52,7 +52,7 @@ func values(v *neighbor) []any {
 		[]any{Object{"dst": "10.88.0.0/24", "gw": v.Addr()}}}
 }
 
-// basis is a configuration of a plugin that works for the tenant, whose keys the sweep replaces one by one.
+// basis returns a valid configuration of a plugin for the tenant, whose keys sweep replaces one by one.
 func basis(plugin string, tenant *Pod) Object {
 	ipam := HostLocal("10.99.0.0/24")
 	conf := Object{"cniVersion": "1.0.0", "name": "tenant", "type": plugin}
@@ -84,8 +84,8 @@ func basis(plugin string, tenant *Pod) Object {
 	return conf
 }
 
-// sweep has a plugin serve ADD and DEL with each value for each key, and lists the keys that did harm. After harm it
-// needs another node.
+// sweep calls ADD and DEL of a plugin with each value for each key, and lists the keys that did harm. After harm, it
+// uses another node.
 func sweep(plugin string, world func() (*World, *neighbor)) (harmful []string) {
 	GinkgoHelper()
 	begin := func() (*World, *neighbor, *Pod) {
@@ -112,7 +112,7 @@ func sweep(plugin string, world func() (*World, *neighbor)) (harmful []string) {
 					return nil
 				}
 				served++
-				harm = v.harm() // while the tenant has it
+				harm = v.harm() // while the tenant is attached
 				call.Command = "DEL"
 				w.Try(plugin, call)
 				return harm
@@ -144,11 +144,11 @@ func kernelOf(plugin string) (labels Labels, need func()) {
 var _ = Describe("each key of a tenant's configuration", Label("tenant-keys", "slow"), func() {
 	for _, plugin := range nstest.Standalone() {
 		labels, need := kernelOf(plugin)
-		It("harms nobody: "+plugin, labels, func() {
+		It("harms no other container: "+plugin, labels, func() {
 			need()
 			Expect(sweep(plugin, func() (*World, *neighbor) {
 				n := NewNode()
-				n.Spoiled = true // by links, and directories of leases, that a configuration names
+				n.Spoiled = true // by links and lease directories that a configuration names
 				return n, newNeighbor(n, Usual(""))
 			})).To(BeEmpty())
 		})

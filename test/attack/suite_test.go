@@ -17,11 +17,11 @@ type attack struct {
 	name   string
 	plugin string
 	keys   func(v *neighbor, tenant *Pod) Object
-	code   uint   // of our ADD; 0 if it succeeds
-	theirs string // the gravest harm that the reference plugin does, or the possible ones
+	code   uint   // of Hawser's ADD; 0 if it succeeds
+	theirs string // the most severe harm by the reference plugin, or the possible ones
 }
 
-// either stands between the harms of which an attack does one or the other.
+// either separates the harms of an attack that does one or the other.
 const either = "; or "
 
 func static(address, gateway string) Object {
@@ -32,7 +32,7 @@ func static(address, gateway string) Object {
 	return Object{"type": "static", "addresses": []Object{a}}
 }
 
-// result is a prevResult of a container with an address.
+// result returns a prevResult of a container with an address.
 func result(p *Pod, address string, more ...Object) Object {
 	return Object{"cniVersion": "1.0.0", "interfaces": append([]Object{{"name": "eth0", "sandbox": p.Netns}}, more...),
 		"ips": []Object{{"address": address + "/24", "interface": 0}}}
@@ -54,10 +54,10 @@ func attachedByHand(v *neighbor, p *Pod) Object {
 	return result(p, "10.88.0.66", Object{"name": "byhand"})
 }
 
-// hostEnd is the victim's link on the host.
+// hostEnd returns the name of the victim's link on the host.
 func (v *neighbor) hostEnd() string { return v.Decode().Interfaces[1].Name }
 
-// fixed is an attack by keys that need nothing of the victim.
+// fixed returns the keys of an attack that do not depend on the victim.
 func fixed(keys Object) func(*neighbor, *Pod) Object {
 	return func(*neighbor, *Pod) Object { return keys }
 }
@@ -150,7 +150,7 @@ var attacks = []attack{
 		IP(p.Host, "link add eth0 index %d type veth peer name x index %d", end.Peer, end.Index)
 		return Object{"ingressRate": 8000, "ingressBurst": 80000, "egressRate": 8000, "egressBurst": 80000,
 			"prevResult": result(p, "10.99.0.5", Object{"name": v.hostEnd()})}
-	}, 7, cutOff + either + lost}, // as the connections share the little that passes
+	}, 7, cutOff + either + lost}, // because the connections share the little bandwidth
 	{"a network with the victim's name and no policy", "firewall", func(v *neighbor, p *Pod) Object {
 		return Object{"name": v.Network, "ingressPolicy": "open", "prevResult": attachedByHand(v, p)}
 	}, 0, ""},
@@ -170,7 +170,7 @@ func referenceOn(n *World) *World {
 	return theirs
 }
 
-// run has the plugins of w serve the calls of an attack, and returns the code of ADD.
+// run serves the calls of an attack with the plugins of w, and returns the code of ADD and the harm.
 func (a attack) run(w *World, v *neighbor) (code uint, harm []string) {
 	GinkgoHelper()
 	tenant := NewPod("tenant")
@@ -210,7 +210,7 @@ func attempt(run func() (code uint, harm []string)) (code uint, harm []string) {
 var _ = Describe("a tenant's configuration", Label("tenant-attack"), func() {
 	for _, a := range attacks {
 		labels, need := kernelOf(a.plugin)
-		It("harms nobody: "+a.plugin+", "+a.name, labels, func() {
+		It("harms no other container: "+a.plugin+", "+a.name, labels, func() {
 			need()
 			code, harm := attempt(func() (uint, []string) {
 				n := NewNode()

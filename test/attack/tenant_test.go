@@ -15,8 +15,8 @@ import (
 // victimMAC is the address that Calico gives every host end.
 const victimMAC = "ee:ee:ee:ee:ee:ee"
 
-// victim gives a container a pair that another network plugin made, with the indexes 77 on the host and 55 in the
-// container, as a port of cni0 if asked.
+// victim gives a container a pair that another network plugin created, with the indexes 77 on the host and 55 in the
+// container, as a port of cni0 if port is true.
 func victim(n *World, port bool) *Pod {
 	GinkgoHelper()
 	p := NewPod("victim")
@@ -28,15 +28,15 @@ func victim(n *World, port bool) *Pod {
 	return p
 }
 
-// tenantADD has a plugin attach a container of the tenant to network "other".
+// tenantADD attaches a container of the tenant to network "other".
 func tenantADD(n *World, plugin string, keys Object) Answer {
 	GinkgoHelper()
 	return n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: NewPod("tenant").Netns,
 		Conf: Merge(Object{"cniVersion": "1.0.0", "name": "other", "type": plugin}, keys)})
 }
 
-// forged is a configuration whose prevResult names the victim's host end as the tenant's, and the victim's namespace
-// if that is not empty.
+// forged returns a configuration whose prevResult names the victim's host end as the tenant's, and the victim's
+// namespace if that is not empty.
 func forged(plugin, sandbox string) Object {
 	cont := Object{"name": "eth0", "sandbox": sandbox}
 	return Object{"cniVersion": "1.0.0", "name": "net", "type": plugin, "ingressRate": 8000000, "ingressBurst": 800000,
@@ -50,7 +50,7 @@ var _ = Describe("a prevResult that names another container's host end", Label("
 			"with the tenant's namespace": func(p *Pod) string { return p.Netns },
 			"without a namespace":         func(*Pod) string { return "" },
 		} {
-			It(fmt.Sprintf("has DEL of %s remove nothing, %s", plugin, name), func() {
+			It(fmt.Sprintf("makes DEL of %s remove nothing, %s", plugin, name), func() {
 				n, tenant := NewNode(), NewPod("tenant")
 				v := victim(n, plugin == "bridge")
 				if plugin == "bandwidth" {
@@ -74,7 +74,7 @@ var _ = Describe("a prevResult that names another container's host end", Label("
 		}
 	}
 
-	It("has DEL remove nothing by the path of a namespace in which a process runs, also below /proc", func() {
+	It("makes DEL remove nothing if it names a namespace in which a process runs", func() {
 		n := NewNode()
 		v := victim(n, false)
 		before := n.Snapshot("links")
@@ -87,12 +87,12 @@ var _ = Describe("a prevResult that names another container's host end", Label("
 		Expect(leaves(fmt.Sprintf("/proc/%d/ns/net", process.Pid))).To(Equal(before))
 		Expect(leaves(v.Netns)).To(Equal(before))
 		Expect(process.Kill()).To(Succeed())
-		Eventually(leaves).WithArguments(v.Netns).ShouldNot(Equal(before), "an ended container's")
+		Eventually(leaves).WithArguments(v.Netns).ShouldNot(Equal(before), "the container has ended")
 	})
 })
 
 var _ = Describe("a container that chooses the indexes of its links", Label("kernel", "forged-index"), func() {
-	It("gives another container no limit of bandwidth", func() {
+	It("cannot limit the bandwidth of another container", func() {
 		n, rogue := NewNode(), NewPod("rogue")
 		victim(n, false)
 		IP(n.Host, "link set veth0 up")
@@ -107,7 +107,7 @@ var _ = Describe("a container that chooses the indexes of its links", Label("ker
 })
 
 var _ = Describe("a configuration that names another container's link", Label("kernel", "owned-link"), func() {
-	DescribeTable("is refused, and the link stays as it is", func(plugin string, keys func(link string) Object) {
+	DescribeTable("is refused without a change of the link:", func(plugin string, keys func(link string) Object) {
 		n := NewNode()
 		v := n.Up(NewPod("victim"), append(Usual("").Only("bridge"), Step{Plugin: "bandwidth",
 			Keys: Object{"egressRate": 8000000, "egressBurst": 800000}}))
@@ -133,7 +133,7 @@ var _ = Describe("a configuration that names another container's link", Label("k
 })
 
 var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
-	DescribeTable("stays on the host", func(plugin string, keys Object, link string) {
+	DescribeTable("stays on the host with", func(plugin string, keys Object, link string) {
 		n := NewNode()
 		n.IP("link add cni0 type bridge", "link set cni0 up", "link add cni0.7 type veth peer name port7",
 			"link set port7 master cni0 up", "link set cni0.7 up")
@@ -147,7 +147,7 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 		Entry("macvlan, passthru", "macvlan", Object{"master": "cni0.7", "mode": "passthru"}, "cni0.7"),
 	)
 
-	It("is not every pair whose name begins with the bridge's", func() {
+	It("is not any pair whose name begins with the bridge's", func() {
 		n, pod := NewNode(), NewPod("pod")
 		n.IP("link add cni0 type bridge", "link add cni0.vm type veth peer name port7", "link set port7 master cni0")
 		list := List{{Plugin: "host-device", Keys: Object{"device": "cni0.vm"}}}
@@ -166,7 +166,7 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 			n.Up(v, Usual("").Only("bridge").With("bridge", Object{"vlan": 7}))
 			Expect(Ping(n.Host, v.Addr())).To(BeTrue())
 		})
-		DescribeTable("keeps its addresses and its containers theirs", func(keys Object, reason string) {
+		DescribeTable("keeps its addresses, and its containers keep theirs,", func(keys Object, reason string) {
 			list := List{{Plugin: "bridge", Keys: Merge(Object{"bridge": "cni0", "vlan": 7}, keys)}}
 			before := n.Snapshot("addresses")
 			Expect(n.Chain("ADD", tenant, list).Failed(103)).To(ContainSubstring(reason))
@@ -174,14 +174,14 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 			n.Must("DEL", tenant, list)
 			Expect(Ping(n.Host, v.Addr())).To(BeTrue())
 		},
-			Entry("by force",
+			Entry("with forceAddress",
 				Object{"isGateway": true, "forceAddress": true, "ipam": static("10.99.0.5/24", "10.99.0.1")},
 				`is in use by network "cluster", container "victim"`),
-			Entry("the address of a container", Object{"ipam": static("10.88.0.2/24", "")},
+			Entry("with the address of a container", Object{"ipam": static("10.88.0.2/24", "")},
 				`address 10.88.0.2: network "cluster", container "victim"`),
 		)
 
-		It("does not keep its addresses from another VLAN", func() {
+		It("does not reserve its addresses in another VLAN", func() {
 			list := List{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "vlan": 8,
 				"ipam": static("10.88.0.2/24", "")}}}
 			n.Up(tenant, list)
@@ -189,7 +189,7 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 			n.Must("DEL", tenant, list)
 		})
 
-		It("does not keep its addresses from a trunk, whose address is in its own VLAN", func() {
+		It("does not reserve an address that a trunk has in its own VLAN", func() {
 			trunk := List{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "vlan": 8, "vlanTrunk": []Object{{"id": 7}},
 				"ipam": static("10.88.0.9/24", "")}}}
 			n.Up(tenant, trunk)
@@ -204,7 +204,7 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 		})
 	})
 
-	It("is not a bridge that a tenant has given its name", func() {
+	It("is not a bridge to which a tenant gave its name", func() {
 		nstest.Need("vlan_filtering")
 		n, tenant, v := NewNode(), NewPod("tenant"), NewPod("victim")
 		n.Spoiled = true // the bridges stay
@@ -253,7 +253,7 @@ var _ = Describe("a host end of another network plugin", Label("kernel", "owned-
 		Entry("vlan, of a bridge", "vlan", Object{"master": "veth0", "vlanId": 5}, true),
 	)
 
-	It("is not taken for one if a router is behind it", func() {
+	It("is not assumed if a router is behind the link", func() {
 		n, p := NewNode(), NewPod("one")
 		victim(n, false).IP("link set eth0 up", "addr add 169.254.1.1/32 dev eth0")
 		n.IP("link set veth0 up", "route add 169.254.1.1/32 dev veth0", "route add default via 169.254.1.1 dev veth0")
@@ -285,7 +285,7 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 		Entry("ptp, the router itself", "ptp", "192.0.2.5/24", "192.0.2.2"),
 	)
 
-	DescribeTable("is served where the host still reaches the router", func(
+	DescribeTable("is accepted if the host still reaches the router:", func(
 		plugin, address, gateway, router string,
 	) {
 		n := NewNode()
@@ -300,7 +300,7 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 		Entry("bridge, link-local addresses", "bridge", "169.254.7.5/16", "169.254.7.1", "192.0.2.2"),
 	)
 
-	It("is served for link-local addresses, which each link has", func() {
+	It("is accepted for link-local addresses, which each link has", func() {
 		n := NewNode()
 		nstest.NewOutside(n.Host)
 		n.IP("route add default via fe80::1 dev ext")
@@ -308,7 +308,7 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 		Expect(a.Code).To(BeZero(), a.Stdout)
 	})
 
-	It("is served where the bridge is the way to the router", func() {
+	It("is accepted if the host reaches the router through the bridge", func() {
 		n, out := NewNode(), nstest.NewHost()
 		n.IP("link add brx up type bridge")
 		nstest.Wire(nstest.End{Host: n.Host, Name: "uplink"},
@@ -323,7 +323,7 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 	var n *World
 	var a, b, tenant *Pod
 	const bridge = "cni0"
-	// tenants is the tenant's list. Its bridge has a policy, and is the victims' unless more says otherwise.
+	// tenants returns the tenant's list, with a policy. Its bridge is the victims' unless more has another one.
 	tenants := func(backend, policy string, more Object) List {
 		first := Merge(Object{"bridge": bridge, "ipam": static("10.88.0.77/24", "")}, more)
 		return List{{Plugin: "bridge", Keys: first},
@@ -334,7 +334,7 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		_, err := a.AskWithin(nstest.Patience(soon), "tcp", b.Addr()+":81")
 		return err
 	}
-	// administers writes a list of the administrator.
+	// administers writes a list into the administrator's directory.
 	administers := func(name string, entries List) {
 		GinkgoHelper()
 		conf := Object{"cniVersion": "1.0.0", "name": name}
@@ -381,7 +381,7 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		}
 	}
 
-	It("cuts them off with the reference", Label("slow"), func() {
+	It("cuts the network's containers off with the reference", Label("slow"), func() {
 		n.Spoiled = true
 		n.SetBridgeNF(true)
 		attached()
@@ -390,7 +390,7 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		Expect(talk()).NotTo(Succeed())
 	})
 
-	It("is refused before the containers of the administrator's network come", func() {
+	It("is refused even if the administrator's network has no container yet", func() {
 		administers("cluster", cluster)
 		n.IP("link add cni0 type bridge")
 		refused(tenants("", "isolated", nil), `network "cluster" of the administrator`)
@@ -403,7 +403,7 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		n.Up(tenant, tenants("", "same-bridge", nil))
 	})
 
-	It("is refused for a network that only has the name of the administrator's", func() {
+	It("is refused for a network that only has the name of an administrator's network", func() {
 		attached()
 		administers("cluster", cluster.With("bridge", Object{"bridge": "bry"}))
 		tenant.Network = "cluster"
@@ -443,7 +443,7 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		n.Must("DEL", tenant, own)
 	})
 
-	DescribeTable("is the administrator's choice against networks of others", func(first ...Step) {
+	DescribeTable("is the administrator's choice against other networks,", func(first ...Step) {
 		attached()
 		own := tenants("", "isolated", nil)
 		administers("tenant", append(first, own[len(own)-1]))
@@ -467,7 +467,7 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		n.Must("DEL", tenant, own)
 	})
 
-	DescribeTable("is served where it cuts nobody off", func(feature string, own Object, policy string, more Object) {
+	DescribeTable("is accepted if no container is cut off:", func(feature string, own Object, policy string, more Object) {
 		if feature != "" {
 			nstest.Need(feature)
 			n.Spoiled = true // the gateways of the VLANs stay as long as the bridge
@@ -524,7 +524,7 @@ var _ = Describe("an ipvlan with the address of another network's container", La
 	})
 })
 
-var _ = DescribeTable("an address behind several routers is given out", Label("kernel", "several-routers"),
+var _ = DescribeTable("an address behind several routers is assigned", Label("kernel", "several-routers"),
 	func(plugin, address, gateway string, commands ...string) {
 		if plugin == "ipvlan" {
 			nstest.Need("ipvlan")
@@ -549,7 +549,7 @@ var _ = DescribeTable("an address behind several routers is given out", Label("k
 		"route add 10.0.0.0/8 nexthop via 192.0.2.2 nexthop via 192.0.2.3"),
 )
 
-// divided is a list with a plugin whose network uses a part of the addresses of 10.87.0.0/24.
+// divided returns a list with a plugin whose network uses a part of the addresses of 10.87.0.0/24.
 func divided(plugin string, from, to int) List {
 	addr := func(host int) string { return fmt.Sprintf("10.87.0.%d", host) }
 	return List{{Plugin: plugin, Keys: Object{"bridge": "brd", "isGateway": true, "ipam": Object{"type": "host-local",

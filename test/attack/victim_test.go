@@ -16,7 +16,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// download is a TCP stream that goes on until the end of the spec.
+// download is a TCP stream that continues until the end of the spec.
 type download struct {
 	from *net.TCPConn // the sender's end
 
@@ -136,12 +136,12 @@ func newNeighbor(w *World, list List) *neighbor {
 	return v
 }
 
-// What an attack does to others, the gravest first.
+// The harms of an attack, the most severe first.
 const (
 	nodeOff  = "the node is cut off from its router"
 	cutOff   = "the container is cut off"
 	noIPv6   = "the container's network loses IPv6"
-	opened   = "a host port forwards to a server of others"
+	opened   = "a host port forwards to a foreign server"
 	localnet = "other machines may send to the node's loopback"
 	lost     = "an open connection of the container loses packets"
 	changed  = "the container's rules or interfaces are changed"
@@ -155,7 +155,7 @@ const soon = 5 * time.Second
 // foreignPort is a host port that only an attack can open.
 const foreignPort = 9090
 
-// harm lists what an attack did to the victim and to the node, the gravest first. An empty list means nothing.
+// harm lists the harms to the victim and to the node, the most severe first.
 func (v *neighbor) harm() (list []string) {
 	GinkgoHelper()
 	ask := func(from *nstest.Host, address string) func() error {
@@ -204,7 +204,7 @@ func (v *neighbor) harm() (list []string) {
 	return list
 }
 
-// nextHarm attaches the next container of the victim's network, and lists what an attack did to it.
+// nextHarm attaches the next container of the victim's network, and lists the harm to it.
 func (v *neighbor) nextHarm() []string {
 	GinkgoHelper()
 	next := NewPod("next")

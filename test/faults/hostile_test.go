@@ -196,7 +196,7 @@ var kinds = map[string]struct{ backend, variant string }{
 	"nftables": {"", "nft"}, "iptables over nf_tables": {"iptables", "nft"}, "legacy iptables": {"iptables", "legacy"},
 }
 
-var _ = DescribeTable("a flush of rules is found by CHECK, and hinders no other call,", Label("slow", "kernel", "reload"), func(
+var _ = DescribeTable("CHECK finds a flush of rules, and all calls work,", Label("slow", "kernel", "reload"), func(
 	kind, flush string, works bool,
 ) {
 	k := kinds[kind]

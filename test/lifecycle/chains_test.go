@@ -19,15 +19,14 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// seeds are those of the chains that are played: HAWSER_CHAIN is one that is played
-// again, HAWSER_CHAINS how many.
+// seeds returns the seeds of the chains that are played: HAWSER_CHAIN to repeat one, or as many as HAWSER_CHAINS.
 func seeds() (list []uint64) {
 	if one, err := strconv.ParseUint(os.Getenv("HAWSER_CHAIN"), 10, 64); err == nil {
 		return []uint64{one}
 	}
 	many, err := strconv.Atoi(os.Getenv("HAWSER_CHAINS"))
 	if err != nil {
-		many = 12 // some 20 s
+		many = 12 // about 20 s
 	}
 	suite, _ := GinkgoConfiguration()
 	for i := range many {
@@ -36,7 +35,7 @@ func seeds() (list []uint64) {
 	return list
 }
 
-var _ = Describe("a chain of plugins that was drawn by lot", Label("kernel", "chain", "slow"), func() {
+var _ = Describe("a random chain of plugins behaves as with the reference", Label("kernel", "chain", "slow"), func() {
 	for _, seed := range seeds() {
 		It(fmt.Sprintf("with HAWSER_CHAIN=%d", seed), func() {
 			nstest.Need("nft", "nft-inet-nat", "nft-bridge", "iptables", "ifb", "tbf", "macvlan", "tap")
@@ -101,8 +100,8 @@ func (c chain) must(w *World, command string, pod int, p *Pod) {
 	Expect(a.Code).To(BeZero(), "%s of container %d: %s%s", command, pod, a.Stdout, a.Stderr)
 }
 
-// live plays the life of two containers. CHECK passes after ADD, whatever else the chain
-// does; DEL takes away all of it and nothing of the other container.
+// live plays the life of two containers. CHECK must pass after ADD, and DEL must remove everything of its container and
+// nothing of the other one.
 func (c chain) live() {
 	w := c.host()
 	pods := [2]*Pod{NewPod("one"), NewPod("two")}
@@ -119,7 +118,7 @@ func (c chain) live() {
 	check(0)
 	before := state(w, pods[1])
 	a := c.call(w, "ADD", 1, pods[1])
-	Expect(a.Code).To(Equal(added.Code), "ADD of the one: %s\nof the other: %s", added.Stdout, a.Stdout)
+	Expect(a.Code).To(Equal(added.Code), "ADD of container 0: %s\nof container 1: %s", added.Stdout, a.Stdout)
 	check(1)
 	if again := *pods[1]; a.Code == 0 {
 		Expect(c.call(w, "ADD", 1, &again).Code).NotTo(BeZero(), "a second ADD")
@@ -142,7 +141,7 @@ func (c chain) live() {
 		To(BeEmpty())
 }
 
-// volatile are files that others share, and what tells where to look first.
+// volatile matches files that attachments share, such as last reserved addresses.
 var volatile = regexp.MustCompile(`(?m)^.*(lock |/\.hawser|last_reserved_ip).*\n`)
 
 func state(w *World, pod *Pod) string {
@@ -162,28 +161,27 @@ func differs(have, want string) (diff []string) {
 	return diff
 }
 
-// Where our outcome and the reference's differ on purpose (docs/compat.md): regular expressions of
-// what was printed.
+// Outputs of calls whose outcome deliberately differs from the reference's (docs/compat.md).
 var (
 	oursRefuses = regexp.MustCompile(strings.Join([]string{
-		`needs a bridge, and interface`,                 // a policy, which is about a bridge
-		`has no address of interface \\"eth0\\"`,        // portmap and sbr would do nothing
-		`(has them|has its rules|their tables) already`, // a plugin that stands twice
+		`needs a bridge, and interface`,                 // a policy needs a bridge
+		`has no address of interface \\"eth0\\"`,        // portmap and sbr would have no effect
+		`(has them|has its rules|their tables) already`, // a plugin that is twice in the list
 	}, "|"))
 	theirsRefuses = regexp.MustCompile(strings.Join([]string{
-		`incompatible CNI versions`,           // tap, dummy and vrf are younger than 0.3.1
+		`incompatible CNI versions`,           // tap, dummy and vrf do not know 0.3.1
 		`already has an IP address different`, // two gateways of one ADD
 		`failed to add route .*file exists`,   // isDefaultGateway, and a default route of IPAM
 	}, "|"))
 )
 
-// compare has the reference serve the same chain: it comes to the same.
+// compare checks that the reference's result for the same chain is the same.
 func (c chain) compare() {
 	var answers [2]Answer
 	var results [2]string
 	for side := range answers {
 		w, pod := c.host(), NewPod("one")
-		w.Spoiled = true // the reference's leftovers are not ours to judge
+		w.Spoiled = true // the reference may leave something
 		if side == 1 {
 			w = w.With(nstest.Newest())
 			w.Version, w.Other = c.version, nil
@@ -200,12 +198,12 @@ func (c chain) compare() {
 	}
 	Expect(answers[0].Code == 0).To(Equal(answers[1].Code == 0), "ours: %s\ntheirs: %s", answers[0].Stdout,
 		answers[1].Stdout)
-	Expect(differs(results[0], results[1])).To(BeEmpty(), "result and addresses beside the reference's")
+	Expect(differs(results[0], results[1])).To(BeEmpty(), "result and addresses, compared with the reference's")
 }
 
 var hostEnd = regexp.MustCompile(`^veth[0-9a-f]{8}$`)
 
-// outcome is a result without what differs from call to call.
+// outcome returns a result without values that differ between calls.
 func outcome(text string) string {
 	var r struct {
 		Interfaces []struct{ Name, Sandbox string }
@@ -233,17 +231,17 @@ func outcome(text string) string {
 	return b.String()
 }
 
-// chain is a list that was drawn, for each of two containers: what only one can
-// have (a host port, a device, an address) differs.
+// chain is a random list for each of two containers. Values that only one container can have (a host port, a device, an
+// address) differ.
 type chain struct {
 	version string
 	lists   [2]List
 }
 
-// perPod is a value that no two containers share.
+// perPod returns a value that differs between containers.
 type perPod func(pod int) any
 
-// required are the keys without which a plugin does nothing of interest.
+// required has the keys that each plugin needs.
 var required = map[string]Object{
 	"bridge":      {"bridge": "cni0"},
 	"ptp":         {},
@@ -260,7 +258,7 @@ var required = map[string]Object{
 	"sbr":       {},
 }
 
-// optional are values of more keys, of which each list has some.
+// optional has values of other keys, of which each list gets some.
 var optional = map[string]map[string][]any{
 	"bridge": {"isGateway": {true}, "isDefaultGateway": {true}, "ipMasq": {true}, "hairpinMode": {true},
 		"promiscMode": {true}, "mtu": {1400, 1500}, "macspoofchk": {true}, "portIsolation": {true},
@@ -288,7 +286,7 @@ func mac(kind int) perPod {
 	return func(pod int) any { return fmt.Sprintf("0a:00:00:00:%02x:%02x", kind, pod+1) }
 }
 
-// ipams are configurations of IPAM, and of IPAM that leaves the container without addresses.
+// ipams has configurations of IPAM. The last one assigns no address.
 var ipams = []any{
 	HostLocal("10.88.0.0/24"), HostLocal("fd00:88::/64"), HostLocal("10.88.0.0/24", "fd00:88::/64"),
 	HostLocal("10.88.0.0/24", "10.89.0.0/24"),
@@ -307,7 +305,7 @@ func routed(routes ...Object) Object {
 	return Merge(HostLocal("10.88.0.0/24", "fd00:88::/64"), Object{"routes": routes})
 }
 
-// draw makes a chain of up to five plugins, most of them in an order that makes sense.
+// draw returns a chain of up to five plugins, which are mostly in a useful order.
 func draw(seed uint64) chain {
 	r := rand.New(rand.NewPCG(seed, 0))
 	c := chain{version: []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0", "1.1.0"}[r.IntN(5)]}
@@ -327,7 +325,7 @@ func draw(seed uint64) chain {
 			}
 		}
 		if slices.ContainsFunc(c.lists[0], func(e Step) bool { return e.Keys["macspoofchk"] != nil }) {
-			delete(keys, "mac") // its packets would be dropped, and CHECK says so
+			delete(keys, "mac") // macspoofchk would drop its packets, and CHECK would fail
 		}
 		for pod := range c.lists {
 			c.lists[pod] = append(c.lists[pod], Step{Plugin: plugin, Keys: forPod(keys, pod)})

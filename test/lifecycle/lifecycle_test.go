@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestLifecycle(t *testing.T) { nstest.RunSpecs(t, "lifecycle: the plugins as runtimes drive them") }
 
-// step is a plugin that makes an interface, over m0 where it needs one.
+// step returns a plugin that creates an interface, on m0 if it needs a master.
 func step(plugin string) Step {
 	keys := Object{"ipam": HostLocal("10.88.0.0/24")}
 	switch plugin {
@@ -74,7 +74,7 @@ var _ = Describe("the reference's words", Label("kernel"), func() {
 			need()
 			n.Up(p, List{step(plugin)})
 			says("ADD", step(plugin), exists)
-			p.IP("link set eth0 down", "link set eth0 name other") // before Linux 6.2 it must be down for that
+			p.IP("link set eth0 down", "link set eth0 name other") // before Linux 6.2, only if it is down
 			says("ADD", step(plugin), exists)
 			p.IP("link set other name eth0")
 		})
@@ -111,7 +111,7 @@ var _ = Describe("the reference's words", Label("kernel"), func() {
 		}
 	})
 
-	It("are in the errors about a file that is no namespace, and of a version that is none", func() {
+	It("are in the errors about a file that is not a namespace, and about an unknown version", func() {
 		n.Spoiled = true // no runtime can send such a DEL
 		p.Netns = "/etc/passwd"
 		says("ADD", step("bridge"), `unknown FS magic on "/etc/passwd": `)
@@ -120,7 +120,7 @@ var _ = Describe("the reference's words", Label("kernel"), func() {
 	})
 })
 
-// chainedLists are lists whose plugins each have one before or behind them, by what the kernel needs.
+// chainedLists has lists of plugins, by the feature that they need.
 var chainedLists = map[string]List{
 	"tbf": append(Usual(""), Step{Plugin: "bandwidth", Keys: Object{"egressRate": 8000000, "egressBurst": 800000}},
 		Step{Plugin: "sbr"}),
@@ -134,12 +134,12 @@ var chainedLists = map[string]List{
 var _ = Describe("a list of plugins", Label("kernel", "versions"), func() {
 	for _, version := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		for need, list := range chainedLists {
-			It("is served in version "+version+", which each result has: "+list[0].Plugin+" and others", func() {
+			It("is served in version "+version+", which the result has: "+list[0].Plugin+" and others", func() {
 				nstest.Need(need)
 				n, p := NewNode(), NewPod("one")
 				n.Version = version
 				list := list
-				if version < "0.3.0" && need == "tbf" { // whose results have no interfaces: bandwidth refuses them
+				if version < "0.3.0" && need == "tbf" { // bandwidth refuses its results, which have no interfaces
 					list = list.Only("bridge", "portmap", "firewall", "tuning", "sbr")
 				}
 				n.Up(p, list)
@@ -156,13 +156,13 @@ var _ = Describe("a list of plugins", Label("kernel", "versions"), func() {
 	}
 })
 
-// routes are IPAM's, behind an address of each family with these gateways.
+// routes returns the ipam key with routes, and with an address of each family with these gateways.
 func routes(gw4, gw6 string, routes ...Object) Object {
 	return Object{"ipam": Object{"type": "static", "routes": routes, "addresses": []Object{
 		{"address": "10.88.0.5/24", "gateway": gw4}, {"address": "fd00:88::5/64", "gateway": gw6}}}}
 }
 
-// everywhere are default routes and others, with these keys.
+// everywhere returns default routes and others, with these keys.
 func everywhere(keys Object) Object {
 	var all []Object
 	for _, dst := range []string{"0.0.0.0/0", "::/0", "10.99.0.0/16", "fd99::/48"} {
@@ -174,27 +174,27 @@ func everywhere(keys Object) Object {
 // moved is a network whose routes a later plugin moves.
 type moved struct {
 	name     string
-	main     Object // keys of the plugin that makes the interface
+	main     Object // keys of the plugin that creates the interface
 	sbr      Object // keys of sbr
-	notOfPTP bool   // whose only way is the host
+	notOfPTP bool   // routes that ptp refuses, because its only gateway is the host
 }
 
 func movedNetworks() []moved {
 	full := everywhere(Object{"mtu": 1400, "advmss": 1300, "priority": 5})
 	asked := Object{"gateways": []string{"10.88.0.9", "fd00:88::9"}}
 	return []moved{
-		{name: "that say nothing", main: everywhere(nil)},
-		{name: "with all that a result can say", main: everywhere(Object{"mtu": 1400, "advmss": 1300, "priority": 5,
+		{name: "without other keys", main: everywhere(nil)},
+		{name: "with all keys of a route", main: everywhere(Object{"mtu": 1400, "advmss": 1300, "priority": 5,
 			"table": 254, "scope": 0})},
 		{name: "of table 0", main: everywhere(Object{"table": 0})},
 		{name: "of scope link", main: routes("10.88.0.1", "fd00:88::1", Object{"dst": "0.0.0.0/0", "scope": 253})},
 		{name: "through their own gateways", main: routes("10.88.0.1", "fd00:88::1",
 			Object{"dst": "0.0.0.0/0", "gw": "10.88.0.7"}, Object{"dst": "::/0", "gw": "fd00:88::7"}), notOfPTP: true},
-		{name: "where all is on the link", main: routes("0.0.0.0", "fd00:88::1", Object{"dst": "0.0.0.0/0"}),
+		{name: "of which all are on the link", main: routes("0.0.0.0", "fd00:88::1", Object{"dst": "0.0.0.0/0"}),
 			notOfPTP: true},
-		{name: "whose gateways are others", main: everywhere(nil), sbr: asked},
-		{name: "whose gateways are none", main: everywhere(nil), sbr: Object{"gateways": []string{"0.0.0.0", "::"}}},
-		{name: "beside hints", main: full, sbr: Merge(asked, Object{"addSourceHints": true})},
+		{name: "to other gateways", main: everywhere(nil), sbr: asked},
+		{name: "to no gateways", main: everywhere(nil), sbr: Object{"gateways": []string{"0.0.0.0", "::"}}},
+		{name: "with source hints", main: full, sbr: Merge(asked, Object{"addSourceHints": true})},
 		{name: "that stay", main: full, sbr: Merge(asked, Object{"table": 100})},
 	}
 }
@@ -245,7 +245,7 @@ var _ = Describe("the log of a node", func() {
 		n, file = NewNode(), filepath.Join(GinkgoT().TempDir(), "hawser.log")
 	})
 
-	It("has a line of each call of the runtime, and of each call of IPAM in them", func() {
+	It("has a line for each call of the runtime, and for each call of IPAM in them", func() {
 		n.Env = []string{"HAWSER_LOG=" + file}
 		p := n.Up(NewPod("one"), Usual(""))
 		for _, command := range []string{"CHECK", "STATUS", "DEL"} {
@@ -274,13 +274,13 @@ var _ = Describe("the log of a node", func() {
 		Expect(added["ips"]).To(HaveExactElements("10.88.0.2/24", "fd00:88::2/64"))
 	})
 
-	It("is written by the configuration's key, to IPAM's line", func() {
+	It("is enabled by the configuration's key, also for IPAM", func() {
 		n.Cmd("mount", "-t", "tmpfs", "tmpfs", "/var/log")
 		n.Up(NewPod("one"), Usual("").Only("bridge").With("bridge", Object{"log": "bridge.log"}))
 		Expect(n.Cmd("jq", "-r", ".plugin", "/var/log/hawser/bridge.log")).To(Equal("host-local\nbridge\n"))
 	})
 
-	It("has spans where its name ends in .otlp, as the collector's file receiver reads them", Label("traces"), func() {
+	It("has spans that the collector's file receiver can read if its name ends in .otlp", Label("traces"), func() {
 		const id, callers = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 		file += ".otlp"
 		n.Env = []string{"HAWSER_LOG=" + file, "TRACEPARENT=00-" + id + "-" + callers + "-01", "BAGGAGE=token=s3cr3t"}
@@ -328,7 +328,7 @@ var _ = Describe("the log of a node", func() {
 			HaveKeyWithValue("container.id", "three"), HaveKeyWithValue("cni.network", "net")))
 	})
 
-	It("is full where the disk is", func() {
+	It("makes no call fail if the disk is full", func() {
 		dir := GinkgoT().TempDir()
 		n.Cmd("mount", "-t", "tmpfs", "-o", "size=4096", "none", dir)
 		n.Cmd("sh", "-c", "head -c 4096 /dev/zero >"+dir+"/rest")
@@ -339,14 +339,14 @@ var _ = Describe("the log of a node", func() {
 	})
 })
 
-// entries is a list with this plugin in it, after a bridge where it needs an interface.
+// entries returns a list with this plugin, after bridge if it needs an interface.
 func entries(plugin string, keys Object) List {
 	ipam := Object{"ipam": HostLocal("10.88.0.0/24", "fd00:88::/64")}
 	bridge := Merge(Object{"bridge": "cni0", "isDefaultGateway": true}, ipam)
 	switch plugin {
 	case "bridge":
 		return List{{Plugin: plugin, Keys: Merge(bridge, keys)}}
-	case "macvlan", "ipvlan", "vlan": // IPv4 alone: the reference waits for IPv6
+	case "macvlan", "ipvlan", "vlan": // only IPv4, because the reference waits for IPv6
 		return List{{Plugin: plugin, Keys: Merge(Object{"master": "up0", "ipam": HostLocal("10.88.0.0/24")}, keys)}}
 	case "ptp", "host-device", "tap", "dummy":
 		return List{{Plugin: plugin, Keys: Merge(ipam, keys)}}
@@ -356,19 +356,19 @@ func entries(plugin string, keys Object) List {
 	return List{{Plugin: "bridge", Keys: bridge}, {Plugin: plugin, Keys: keys}}
 }
 
-// upgrade is a list whose attachments must outlive the plugins that made them.
+// upgrade is a list whose attachments must survive a change of plugins.
 type upgrade struct {
 	name      string
 	list      List
-	forward   bool               // the reference does not know what ours makes
-	newest    bool               // Debian's release does not have it
-	latest    bool               // only the newest release has it
-	again     bool               // another upgrade has the plugin and the backend: make test leaves it out
+	forward   bool               // the reference does not know Hawser's objects
+	newest    bool               // Debian's release lacks the feature
+	latest    bool               // only the newest release has the feature
+	again     bool               // another upgrade has the plugin and the backend; make test omits this one
 	drifts    bool               // CHECK finds that the reference's ADD ignored a key
-	checkless []nstest.Reference // which fail CHECK of what they made themselves
-	nameless  bool               // the reference's rules name nobody: GC leaves them to DEL
+	checkless []nstest.Reference // releases that fail CHECK of their own attachments
+	nameless  bool               // the reference's objects have no owner, so that only DEL removes them
 	needs     []string
-	daemon    string // whose daemon serves dhcp: "ours", "theirs"; empty: there is none
+	daemon    string // whose daemon serves dhcp: "ours", "theirs", or empty
 }
 
 func upgrades() []upgrade {
@@ -389,20 +389,20 @@ func upgrades() []upgrade {
 		{name: "bridge and static", list: entries("bridge", Object{"ipam": Object{"type": "static",
 			"addresses": []Object{{"address": "10.88.0.5/24", "gateway": "10.88.0.1"},
 				{"address": "fd00:88::5/64"}}}})},
-		{name: "bridge and dhcp, our daemon", list: entries("bridge", lent), daemon: "ours", newest: true},
-		{name: "bridge and dhcp, its daemon", list: entries("bridge", lent), daemon: "theirs", newest: true},
+		{name: "bridge and dhcp, Hawser's daemon", list: entries("bridge", lent), daemon: "ours", newest: true},
+		{name: "bridge and dhcp, their daemon", list: entries("bridge", lent), daemon: "theirs", newest: true},
 		{name: "bridge, ipMasq on iptables", again: true, list: entries("bridge", masq("iptables"))},
 		{name: "bridge, ipMasq on nftables", list: entries("bridge", masq("nftables")), forward: true, newest: true},
 		{name: "bridge, macspoofchk", again: true, list: entries("bridge", Object{"macspoofchk": true}), forward: true,
 			nameless: true},
-		// Debian's release does not know the key, and keeps VLAN 1 always.
+		// Debian's release does not know the key, and always keeps VLAN 1.
 		{name: "bridge, vlan", again: true, needs: []string{"vlan_filtering"},
 			list: entries("bridge", Object{"isDefaultGateway": nil, "vlan": 7, "preserveDefaultVlan": true})},
 		{name: "tap", list: entries("tap", Object{"owner": 107, "group": 108}), newest: true},
 		{name: "ptp, ipMasq on iptables", list: entries("ptp", masq("iptables"))},
 		{name: "ptp, ipMasq on nftables", list: entries("ptp", masq("nftables")), forward: true, newest: true,
 			again: true},
-		// Debian's release leaves the alias on what it brings home.
+		// Debian's release does not remove the alias from the device.
 		{name: "host-device", list: entries("host-device", Object{"device": "d0"}), newest: true},
 		{name: "portmap on iptables", list: entries("portmap", published("iptables")),
 			checkless: []nstest.Reference{nstest.Debian()}},
@@ -417,7 +417,7 @@ func upgrades() []upgrade {
 			checkless: nstest.References()},
 		{name: "sbr, gateways", list: entries("sbr", Object{"gateways": []string{"10.88.0.9"}}), latest: true,
 			drifts: true, again: true, checkless: nstest.References()},
-		// The ADD of Debian's release loses routes, which our CHECK sees.
+		// The ADD of Debian's release loses routes, which Hawser's CHECK finds.
 		{name: "vrf", list: entries("vrf", Object{"vrfname": "red"}), needs: []string{"vrf"}, newest: true,
 			checkless: nstest.References()},
 		{name: "bandwidth", list: entries("bandwidth", limited)},
@@ -433,7 +433,7 @@ func upgrades() []upgrade {
 	}
 }
 
-var _ = It("an upgrade is there of each plugin that the reference has", func() {
+var _ = It("an upgrade exists for each plugin that the reference has", func() {
 	var have []string
 	for _, u := range upgrades() {
 		for _, e := range u.list {
@@ -444,11 +444,11 @@ var _ = It("an upgrade is there of each plugin that the reference has", func() {
 	Expect(have).To(ContainElements(nstest.Replaced()))
 })
 
-// shared is what stays: locks, the index of leases, the address that was given last, and what
-// keeps containers away from 127.0.0.0/8, which the reference's DEL does not know.
+// shared matches objects that stay: locks, the index of leases, last reserved addresses, and the guard of 127.0.0.0/8,
+// which the reference's DEL does not know.
 var shared = regexp.MustCompile(`(?m)^.*(/lock |/\.hawser|last_reserved_ip).*\n|(?s:^table inet hawser \{.*?^\}\n)`)
 
-// others is the list of another container, with a host port, a device and a VLAN of its own.
+// others returns the list for another container, with its own host port, device and VLAN.
 func others(list List) List {
 	return list.Port(9090).With("host-device", Object{"device": "d1"}).With("vlan", Object{"vlanId": 6})
 }
@@ -483,7 +483,7 @@ func newPod(id string, list List) *Pod {
 	return p
 }
 
-var _ = Describe("an attachment that lives while a node changes its plugins", Label("kernel"), func() {
+var _ = Describe("a live attachment on a node that changes its plugins", Label("kernel"), func() {
 	for _, ref := range nstest.References() {
 		for _, u := range upgrades() {
 			if u.newest && ref == nstest.Debian() || u.latest && ref != nstest.Newest() {
@@ -524,10 +524,10 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 				})
 				AfterEach(func() {
 					u.checks(ours, other, others(u.list))
-					ours.Must("DEL", other, others(u.list)) // rules of the reference go while the namespace is there
+					ours.Must("DEL", other, others(u.list)) // removes the reference's rules while the namespace exists
 				})
 
-				It("CHECK passes, DEL removes it", Label("reference"), func() {
+				It("passes CHECK, and is removed by DEL", Label("reference"), func() {
 					theirs.Up(pod, u.list)
 					u.checks(ours, pod, u.list)
 					ours.Must("DEL", pod, u.list)
@@ -535,26 +535,26 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 				})
 
 				if !u.nameless { // GC leaves its links, which do not name an owner
-					It("GC removes its rules and leases", Label("reference", "slow"), func() {
+					It("loses its rules and leases by GC", Label("reference", "slow"), func() {
 						before = state()
 						theirs.Up(pod, u.list)
 						ours.Must("GC", pod, u.list.Valid(other))
 						Expect(state()).To(Equal(before))
-						ours.Must("DEL", pod, u.list) // of its links, and of tuning's file
+						ours.Must("DEL", pod, u.list) // removes its links and tuning's file
 					})
 				}
 
 				if u.forward {
 					return
 				}
-				It("the reference's CHECK passes, its DEL removes it", Label("reference"), func() {
+				It("passes the reference's CHECK, and is removed by the reference's DEL", Label("reference"), func() {
 					ours.Up(pod, u.list)
 					if !slices.Contains(u.checkless, ref) {
 						theirs.Must("CHECK", pod, u.list)
 					}
 					theirs.Must("DEL", pod, u.list)
 					Expect(state("links", "routes")).To(Equal(before))
-					ours.Must("GC", pod, u.list.Valid(other)) // our records, which the reference does not know
+					ours.Must("GC", pod, u.list.Valid(other)) // Hawser's records, which the reference does not know
 				})
 			})
 		}

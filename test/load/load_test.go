@@ -1,6 +1,6 @@
-// The specs of this directory run whole lists of plugins at random: many containers
-// at once, and our plugins in turns with the reference's on one node. What is random
-// follows from the seed that ginkgo prints, the same in each run: -ginkgo.seed is for another.
+// Package load_test runs whole lists of plugins at random: many containers in parallel, and Hawser's plugins
+// alternately with the reference's on one node. All random choices follow from the seed that ginkgo prints. It is the
+// same in each run unless -ginkgo.seed sets another one.
 package load_test
 
 import (
@@ -28,11 +28,11 @@ func TestLoad(t *testing.T) { nstest.RunSpecs(t, "the plugins under load") }
 
 const workers = 64
 
-// limited is in the place of a backend where the list limits and routes by source.
+// limited replaces the backend for a list that limits bandwidth and routes by source.
 const limited = "limited"
 
-// containers are hundreds, and more in a run that is asked to last. iptables lists and restores
-// the rules of all in each call, and the kernel waits for each IFB that goes.
+// containers returns the number of containers, which is larger with HAWSER_LOAD. iptables lists and restores the rules
+// of all containers in each call, and the kernel waits for each IFB that it removes.
 func containers(backend string) int {
 	switch {
 	case os.Getenv("HAWSER_LOAD") != "":
@@ -47,7 +47,7 @@ func containers(backend string) int {
 	return 300
 }
 
-// lasting is how long one of the two backends is under load: half of HAWSER_LOAD.
+// lasting returns the duration of the load on one of the two backends, half of HAWSER_LOAD.
 func lasting() time.Duration {
 	usual := "10s"
 	if nstest.Quick() {
@@ -57,7 +57,7 @@ func lasting() time.Duration {
 	return d / 2
 }
 
-var _ = DescribeTable("hundreds of containers, 64 at a time, in any order", Label("kernel", "crowd"), func(
+var _ = DescribeTable("hundreds of containers, 64 in parallel, leave nothing", Label("kernel", "crowd"), func(
 	backend string,
 ) {
 	n := NewNode()
@@ -80,20 +80,20 @@ var _ = DescribeTable("hundreds of containers, 64 at a time, in any order", Labe
 		l.look()
 	}
 	l.shake(pods, lasting())
-	l.gc(pods) // the runtime is there again
+	l.gc(pods) // the runtime has restarted
 	for _, p := range pods {
 		p.Unpin()
 	}
-	l.gc(nil) // the node has started again
+	l.gc(nil) // the node has restarted
 	AddReportEntry("load", fmt.Sprintf("seed %d: %v", GinkgoRandomSeed(), l.counts))
-	Eventually(func() string { return n.Snapshot("links") }).Should(Equal(links)) // which go with the namespaces
+	Eventually(func() string { return n.Snapshot("links") }).Should(Equal(links)) // removed with their namespaces
 	Expect(l.rest()).To(Equal(rest))
 	after := l.peaks()
 	AddReportEntry("load, memory", fmt.Sprintf("KiB with one container %v, with all %v, afterwards %v", kib(small),
 		kib(full), kib(after)))
 	for name, peak := range small {
 		Expect(after[name]).To(BeNumerically("<", peak+1<<20), "the memory of %s afterwards", name)
-		if backend == "" { // what iptables lists grows
+		if backend == "" { // the output of iptables grows
 			Expect(full[name]).To(BeNumerically("<", peak+1<<20), "the memory of %s on a full node", name)
 		}
 	}
@@ -102,7 +102,7 @@ var _ = DescribeTable("hundreds of containers, 64 at a time, in any order", Labe
 	Entry("with limits, and two interfaces routed by source in each container", Label("slow"), limited),
 )
 
-// roomy is the list of a node with addresses for all.
+// roomy returns the list of a node with addresses for all containers.
 func roomy(backend string) List {
 	ipam := Object{"ipam": HostLocal("10.88.0.0/16", "fd00:88::/64")}
 	if backend == limited {
@@ -113,8 +113,8 @@ func roomy(backend string) List {
 	return Usual(backend).With("bridge", ipam)
 }
 
-// look has the tool say what is on the full node. The quickest of some runs counts: the others wait for memory and
-// caches that the rest of the machine uses.
+// look measures commands of the tool on the full node. Only the quickest run counts, because the others wait for memory
+// and caches that other programs use.
 func (l *load) look() {
 	GinkgoHelper()
 	for _, args := range [][]string{{"ls"}, {"explain"}, {"explain", "cni0"}, {"explain", l.warm.ID}} {
@@ -145,11 +145,11 @@ func kib(sizes map[string]int64) map[string]int64 {
 	return out
 }
 
-// load is what all workers share.
+// load has the state that all workers share.
 type load struct {
 	*World
 	entries List
-	warm    *Pod // the first one, which stays
+	warm    *Pod // the first container, which stays
 
 	// A runtime calls GC only while it calls nothing else of the network.
 	calls  sync.RWMutex
@@ -164,9 +164,9 @@ type load struct {
 type pod struct {
 	*Pod
 	entries List
-	up      bool // ADD succeeded, and the runtime knows of it
+	up      bool // ADD succeeded, and the runtime knows the container
 
-	forgotten bool // the runtime knows nothing of it any more
+	forgotten bool // the runtime has lost the container
 }
 
 func (l *load) fill(pods []*pod) {
@@ -177,7 +177,7 @@ func (l *load) fill(pods []*pod) {
 	})
 }
 
-// shake has each worker do what it likes with its own containers until the time is over.
+// shake makes each worker run random calls for its own containers for some time.
 func (l *load) shake(pods []*pod, during time.Duration) {
 	end := time.Now().Add(during)
 	l.work(workers, func(w int) {
@@ -193,7 +193,7 @@ func (l *load) work(n int, do func(worker int)) {
 	nstest.AtOnce(n, func(w int) {
 		defer func() {
 			if p := recover(); p != nil {
-				l.failed.Store(true) // nobody goes on
+				l.failed.Store(true) // all workers stop
 				panic(p)
 			}
 		}()
@@ -227,7 +227,7 @@ func (l *load) step(r *rand.Rand, pods []*pod, i int) {
 	}
 }
 
-// bring attaches the container. One that was forgotten gets its DEL first.
+// bring attaches the container. A forgotten one first gets its DEL.
 func (p *pod) bring(l *load) {
 	GinkgoHelper()
 	if p.up {
@@ -251,11 +251,11 @@ func (p *pod) take(l *load, way int) {
 	q := *p.Pod
 	switch way {
 	case 1:
-		q.Netns = "" // the sandbox has gone
+		q.Netns = "" // without the sandbox
 	case 2:
-		q.Result = nil // so has the cache
+		q.Result = nil // without the cache
 	case 3:
-		l.Must("DEL", &q, p.entries) // and again
+		l.Must("DEL", &q, p.entries) // repeated
 	}
 	l.Must("DEL", &q, p.entries)
 	l.count("DEL")
@@ -265,13 +265,13 @@ func (l *load) own(p *pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, ip := range p.Decode().IPs {
-		Expect(l.owners).NotTo(HaveKey(ip.Address), "%s is %s's and was given to %s", ip.Address, l.owners[ip.Address],
+		Expect(l.owners).NotTo(HaveKey(ip.Address), "%s of %s was assigned to %s", ip.Address, l.owners[ip.Address],
 			p.ID)
 		l.owners[ip.Address] = p.ID + p.IfName
 	}
 }
 
-// release forgets them, before somebody else can be given them.
+// release forgets the container's addresses, before another container can get them.
 func (l *load) release(p *pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -288,7 +288,7 @@ func (l *load) count(what string) {
 	l.counts[what]++
 }
 
-// gc tells the plugins that the first container and those that are up are all.
+// gc runs a GC in which the first container and those that are up are valid.
 func (l *load) gc(pods []*pod) {
 	GinkgoHelper()
 	l.calls.Lock()
@@ -304,20 +304,20 @@ func (l *load) gc(pods []*pod) {
 	for _, p := range pods {
 		if p.up {
 			l.Must("CHECK", p.Pod, p.entries)
-			return // one is enough here: the others are checked by their workers
+			return // workers check the others
 		}
 	}
 }
 
-// peaks is the memory that each program needs for a CHECK, in bytes, with small pages: a kernel that gives heaps
-// pages of 2 MiB, as Debian's do while it has some, would make it more and less by that.
+// peaks returns the memory that each program needs for a CHECK, in bytes. It uses small pages, because pages of 2 MiB,
+// which Debian's kernels give to heaps while they have some, would change the result.
 func (l *load) peaks() map[string]int64 {
 	GinkgoHelper()
-	Expect(unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0)).To(Succeed()) // here, and in what is started from here
+	Expect(unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0)).To(Succeed()) // also for child processes
 	out := map[string]int64{}
 	for _, e := range l.entries {
 		for _, prog := range l.Trace(e.Plugin, l.CallOf("CHECK", l.warm, e)).Programs {
-			if !strings.Contains(prog.Name(), "tables") { // what iptables needs is not ours
+			if !strings.Contains(prog.Name(), "tables") { // iptables needs more
 				out[prog.Name()] = max(out[prog.Name()], prog.Peak)
 			}
 		}
@@ -325,7 +325,7 @@ func (l *load) peaks() map[string]int64 {
 	return out
 }
 
-var _ = It("64 containers at a time take each a device of the host, and bring it home", Label("slow"), func() {
+var _ = It("64 containers in parallel get a device of the host each, and return it", Label("slow"), func() {
 	n := NewNode()
 	pods, lists := make([]*Pod, workers), make([]List, workers)
 	for i := range pods {
@@ -348,7 +348,7 @@ var _ = It("64 containers at a time take each a device of the host, and bring it
 	Expect(n.Snapshot("links")).To(Equal(before))
 })
 
-var _ = DescribeTable("64 containers at a time get each an interface", Label("kernel", "slow"), func(
+var _ = DescribeTable("64 containers in parallel get an interface each:", Label("kernel", "slow"), func(
 	kind string, step Step,
 ) {
 	nstest.Need(kind)
@@ -378,8 +378,7 @@ var _ = DescribeTable("64 containers at a time get each an interface", Label("ke
 		Step{Plugin: "ptp", Keys: Object{"deviceType": "netkit", "ipMasq": true}}),
 )
 
-// mixed is a node on which each call of a plugin is served by ours or by the
-// reference's, and each delegate's too.
+// mixed is a node on which Hawser's or the reference's plugin serves each call, and each call of a delegate.
 type mixed struct {
 	*World
 	ref       nstest.Reference
@@ -389,7 +388,7 @@ type mixed struct {
 }
 
 var _ = Describe("a node that is upgraded and downgraded", Label("kernel", "upgrades", "slow"), func() {
-	DescribeTable("all the time serves ADD, CHECK and DEL", func(ref nstest.Reference) {
+	DescribeTable("between all calls serves ADD, CHECK and DEL", func(ref nstest.Reference) {
 		const pods = 8
 		steps := 80
 		if os.Getenv("HAWSER_LOAD") != "" {
@@ -426,20 +425,20 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel", "upgr
 		AddReportEntry("mixed", fmt.Sprintf("seed %d: %v", GinkgoRandomSeed(), m.counts))
 		records := MatchRegexp(`^/run/hawser/.*\.json$`)
 		Expect(Leftovers(m.Host)).NotTo(ContainElement(Not(records)))
-		// The reference's DEL does not know what else we keep; our GC ends it. route_localnet stays
-		// as the reference has set it, and nothing of ours holds on to it.
+		// The reference's DEL does not remove Hawser's records, but Hawser's GC does. route_localnet stays as the
+		// reference has set it, without an element of Hawser.
 		m.Other = nil
 		m.Must("GC", &Pod{Network: "net"}, m.list(0).Valid())
 		Expect(m.Snapshot("nftables")).NotTo(ContainSubstring("route_localnet was"))
 	},
-		Entry("beside Debian's reference", nstest.Debian()),
-		Entry("beside the newest", nstest.Newest()),
+		Entry("with Debian's reference", nstest.Debian()),
+		Entry("with the newest reference", nstest.Newest()),
 	)
 })
 
-// list is what the reference can do too, for the container of that number: at 1.1.1 no
-// nftables, and no IFNAME in CHECK. The newest one's tuning keeps the MTU that our bridge
-// put into the result, and our bridge's CHECK finds another one then.
+// list returns a list for the container of a number that the reference also supports: release 1.1.1 has no nftables,
+// and no IFNAME in CHECK. The newest release's tuning does not change the MTU in the result of Hawser's bridge, whose
+// CHECK would then find another MTU.
 func (m *mixed) list(i int) List {
 	keys := Object{"sysctl": Object{"net.ipv4.conf.eth0.arp_filter": "1"}, "mac": fmt.Sprintf("0a:00:00:00:00:%02x", i)}
 	if m.ref == nstest.Debian() {
@@ -450,7 +449,7 @@ func (m *mixed) list(i int) List {
 
 func (m *mixed) serve(plugin string, c Call) Answer {
 	side, by := "ours", m.World
-	// The reference's portmap, at 1.1.1, finds no host port in CHECK, not even its own.
+	// CHECK of the reference's portmap 1.1.1 finds no host port, not even its own.
 	if blind := plugin == "portmap" && c.Command == "CHECK"; m.r.IntN(2) == 0 && !blind {
 		side, by = "the reference", m.With(m.ref)
 	}

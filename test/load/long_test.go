@@ -28,10 +28,10 @@ import (
 )
 
 const (
-	// fewPods is how many containers come and go where HAWSER_PODS does not say it.
+	// fewPods is the number of containers if HAWSER_PODS is not set.
 	fewPods = 300
-	// manyPods are so many that one object for each, if the kernel kept it, would be seen beside what the rest of the
-	// machine does.
+	// manyPods are so many containers that a leak of one kernel object for each is distinguishable from the activity of
+	// the rest of the machine.
 	manyPods = 10000
 	runtimes = 16
 )
@@ -46,7 +46,7 @@ var _ = It("nothing is left of containers that come and go while plugins are kil
 	l := newLong(nstest.Must(strconv.Atoi(cmp.Or(os.Getenv("HAWSER_PODS"), fmt.Sprint(count)))))
 	rest, start := l.rest(), time.Now()
 	l.run(l.pods / 10)
-	Eventually(l.rest).Should(Equal(rest)) // links go with the namespaces
+	Eventually(l.rest).Should(Equal(rest)) // the kernel removes links with their namespaces
 	before := kernelMemory()
 	l.run(l.pods)
 	rate := float64(l.pods) / time.Since(start).Seconds()
@@ -67,8 +67,7 @@ var _ = It("nothing is left of containers that come and go while plugins are kil
 	l.Do(l.steady.collect)
 })
 
-// long is a node on which containers come and go through libcni, on a large network and on one
-// that is full now and then.
+// long is a node on which containers come and go through libcni, on a large network and on one that is sometimes full.
 type long struct {
 	*load
 	pods     int
@@ -76,7 +75,7 @@ type long struct {
 	runtimes []*runtime
 	steady   *runtime // one without faults
 	last     atomic.Int64
-	readonly sync.Mutex // the leases' directory is, for a moment
+	readonly sync.Mutex // held while the lease directory is read-only
 }
 
 type network struct {
@@ -115,7 +114,7 @@ const (
 	cache  = "/var/lib/cni" // of libcni
 )
 
-// flaky are IPAM plugins that fail, by what ADD does then.
+// flaky has IPAM plugins whose ADD fails, with its commands.
 var flaky = map[string]string{
 	"refuses": Refusal,
 	"dies":    "kill -9 $$",
@@ -123,7 +122,7 @@ var flaky = map[string]string{
 	"loses":   `"${0%/*}/host-local" >/dev/null; kill -9 $$`,
 }
 
-// confList is the list as a runtime has it on disk, which says host ports in each call.
+// confList returns the list as a runtime has it on disk, with host ports as a capability.
 func confList(name string, list List) *network {
 	GinkgoHelper()
 	plugins := []Object{}
@@ -134,14 +133,14 @@ func confList(name string, list List) *network {
 	return &network{NetworkConfigList: nstest.Must(libcni.NetworkConfFromBytes([]byte(text))), up: map[string]bool{}}
 }
 
-// rest is all that containers could have left.
+// rest returns everything that containers could have left.
 func (l *long) rest() string {
 	GinkgoHelper()
 	return l.Snapshot() + strings.Join(Leftovers(l.Host), "\n") + l.Cmd("ls", cache+"/results")
 }
 
-// run has the runtimes bring up and take away containers until there were so many, with a GC after each thousand,
-// or four in all.
+// run makes the runtimes attach and detach containers until their number is reached, with a GC after each thousand, or
+// four in total.
 func (l *long) run(pods int) {
 	GinkgoHelper()
 	l.work(len(l.runtimes), func(i int) {
@@ -158,7 +157,7 @@ func (l *long) run(pods int) {
 	l.Do(l.steady.collect)
 }
 
-// runtime has libcni call the plugins, and faults in some of the calls.
+// runtime calls the plugins through libcni, with faults in some of the calls.
 type runtime struct {
 	*long
 	invoke.DefaultExec
@@ -175,7 +174,7 @@ func newRuntime(l *long, r *rand.Rand) *runtime {
 	return t
 }
 
-// Write is told what the plugins say on stderr.
+// Write receives the stderr of plugins.
 func (t *runtime) Write(stderr []byte) (int, error) {
 	for range bytes.Count(stderr, []byte("reclaimed ")) {
 		t.count("stale leases reclaimed")
@@ -183,8 +182,8 @@ func (t *runtime) Write(stderr []byte) (int, error) {
 	return len(stderr), nil
 }
 
-// ExecPlugin runs a plugin. Some are killed, at a moment of the time that the call took last; some get an IPAM
-// plugin that fails.
+// ExecPlugin runs a plugin. Some plugins are killed at a random time within the duration of the last such call, and
+// some get an IPAM plugin that fails.
 func (t *runtime) ExecPlugin(ctx context.Context, path string, conf []byte, env []string) ([]byte, error) {
 	if t.r == nil {
 		return t.DefaultExec.ExecPlugin(ctx, path, conf, env)
@@ -217,7 +216,7 @@ func (t *runtime) fault(what string) {
 	t.count(what)
 }
 
-// try is a call of libcni, which fails for a known reason alone.
+// try runs a call of libcni, which may fail only for a known reason.
 func (t *runtime) try(net *network, what string, call func() error) (ok bool) {
 	GinkgoHelper()
 	t.faults = 0
@@ -236,7 +235,7 @@ func (t *runtime) try(net *network, what string, call func() error) (ok bool) {
 	return err == nil
 }
 
-// pod is the life of a container, from its namespace to its last DEL or to where the runtime forgets it.
+// pod plays the life of a container, from its namespace to its last DEL or until the runtime forgets it.
 func (t *runtime) pod(n int) {
 	GinkgoHelper()
 	net := t.networks[t.r.IntN(4)/3]
@@ -247,12 +246,12 @@ func (t *runtime) pod(n int) {
 		t.check(net, rt)
 	}
 	end := t.r.IntN(100)
-	if end < 25 { // the sandbox has gone first
+	if end < 25 { // the sandbox ends first
 		unpin(p.Netns)
 	}
 	t.end(net, p)
 	switch {
-	case end < 2: // so has what libcni knew
+	case end < 2: // libcni also loses its cache
 		t.count("forgotten, and by libcni")
 		Expect(os.RemoveAll(filepath.Join(cache, "results", net.Name+"-"+p.ID+"-eth0"))).To(Succeed())
 	case end < 4:
@@ -267,7 +266,7 @@ func runtimeConf(p *pod, port int) *libcni.RuntimeConf {
 		"portMappings": []Object{{"hostPort": port, "containerPort": 80, "protocol": "tcp"}}}}
 }
 
-// add attaches the container. Now and then nobody can write leases meanwhile.
+// add attaches the container. Sometimes leases cannot be written during the call.
 func (t *runtime) add(net *network, p *pod, rt *libcni.RuntimeConf) (ok bool) {
 	GinkgoHelper()
 	t.calls.RLock()
@@ -302,7 +301,7 @@ func (t *runtime) check(net *network, rt *libcni.RuntimeConf) {
 	})
 }
 
-// end has GC take the container for one that is not valid, and its addresses be somebody else's.
+// end makes the container invalid for GC, and its addresses available to other containers.
 func (t *runtime) end(net *network, p *pod) {
 	t.release(p)
 	t.mu.Lock()
@@ -321,7 +320,7 @@ func (t *runtime) del(net *network, rt *libcni.RuntimeConf) {
 	}
 }
 
-// collect tells the plugins which containers there are.
+// collect runs a GC for each network.
 func (t *runtime) collect() {
 	GinkgoHelper()
 	t.calls.Lock()
@@ -337,7 +336,7 @@ func (t *runtime) collect() {
 	}
 }
 
-// remount makes the leases' directory read-only or not. It cannot be made so while somebody writes.
+// remount makes the lease directory read-only or writable. It returns false if a file is open for writing.
 func remount(flags uintptr) bool {
 	GinkgoHelper()
 	err := unix.Mount("", leases, "", unix.MS_REMOUNT|unix.MS_BIND|flags, "")
@@ -347,8 +346,8 @@ func remount(flags uintptr) bool {
 	return err == nil
 }
 
-// newNetns makes a network namespace from a thread of the node, which returns to the node. nstest's
-// would all last until the end of the spec.
+// newNetns creates a network namespace from a thread of the node, which returns to the node. Namespaces of nstest would
+// all exist until the end of the spec.
 func newNetns(i int) string {
 	GinkgoHelper()
 	node := nstest.Must(os.Open("/proc/thread-self/ns/net"))
@@ -370,7 +369,7 @@ func unpin(path string) {
 	Expect(os.RemoveAll(path)).To(Succeed())
 }
 
-// memory is what the kernel uses: KiB in all, and objects of each kind that it cannot take back when it likes.
+// memory is the kernel's memory: KiB in total, and objects of each kind that it cannot reclaim at any time.
 type memory struct {
 	kib, objects map[string]int
 	slabs        int // of any kind
@@ -384,7 +383,7 @@ func kernelMemory() memory {
 			m.kib[f[0]] = nstest.Must(strconv.Atoi(f[1]))
 		}
 	}
-	slabs, _ := os.ReadFile("/proc/slabinfo") // which root alone may read
+	slabs, _ := os.ReadFile("/proc/slabinfo") // which only root may read
 	for line := range strings.Lines(string(slabs)) {
 		f := strings.Fields(line)
 		if len(f) != 16 { // the headings
@@ -392,15 +391,15 @@ func kernelMemory() memory {
 		}
 		m.slabs += nstest.Must(strconv.Atoi(f[14]))
 		back, err := os.ReadFile(filepath.Join("/sys/kernel/slab", f[0], "reclaim_account"))
-		if err == nil && string(back) == "0\n" && f[0] != "lsm_inode_cache" { // which go with the inodes
+		if err == nil && string(back) == "0\n" && f[0] != "lsm_inode_cache" { // released with the inodes
 			m.objects[f[0]] = nstest.Must(strconv.Atoi(f[1]))
 		}
 	}
 	return m
 }
 
-// more are the kinds of objects of which there are more, by that many at least. One for each slab that there is more
-// does not count: slabs, most of them of the cache of files, have lists of their objects' owners.
+// more returns the kinds of objects whose number has grown by at least by. One object for each additional slab does not
+// count, because slabs, most of them of the page cache, have lists of their objects' owners.
 func (m memory) more(now memory, by int) map[string]int {
 	out := map[string]int{}
 	by += max(0, now.slabs-m.slabs)

@@ -24,14 +24,14 @@ import (
 const (
 	callers   = 4 // of plugins at the same time
 	connected = 20
-	churned   = 8 // pods that come and go
+	churned   = 8 // pods that start and stop
 )
 
 // scripts/upgrade-under-load.sh sets HAWSER_FORMER, a list of NAME=DIRECTORY of the plugins that a node has at first.
 var _ = Describe("a node with live attachments, whose plugins are replaced under load", Label("upgrade-load"), func() {
 	for _, former := range strings.Fields(os.Getenv("HAWSER_FORMER")) {
 		name, dir, _ := strings.Cut(former, "=")
-		It("goes from "+name+" to this build and back, and no connection breaks", func() {
+		It("changes from "+name+" to this build and back, and no connection breaks", func() {
 			count := nstest.Must(strconv.Atoi(os.Getenv("HAWSER_ATTACHMENTS")))
 			newUpgraded(name, dir, count).run()
 		})
@@ -44,7 +44,7 @@ type upgraded struct {
 	outside  *nstest.Host
 	name     string
 	former   string // directory of the plugins that the node had
-	bin      string // directory of its plugins
+	bin      string // directory of the node's plugins
 	cni      *libcni.CNIConfig
 	networks []*libcni.NetworkConfigList
 	live     []*attachment
@@ -86,7 +86,7 @@ func newAttachment(i int) *attachment {
 	return a
 }
 
-// copy puts plugins in place as an administrator does who has a directory of them.
+// copy installs the plugins of a directory as an administrator does.
 func (u *upgraded) copy(from string) {
 	GinkgoHelper()
 	for _, file := range nstest.Must(os.ReadDir(from)) {
@@ -170,15 +170,15 @@ func (u *upgraded) expectFormer() {
 }
 
 // expectAsBefore expects that nothing is left of any attachment except records, and that the node is as it was after
-// the commands of "Going back" in docs/install.md, which remove what all shared.
+// the commands of "Going back" in docs/install.md, which remove shared objects.
 func (u *upgraded) expectAsBefore(before []string) {
 	GinkgoHelper()
 	isRecord := func(line string) bool { return strings.HasPrefix(line, "/run/hawser/") }
-	Eventually(func() []string { // links go with their namespaces
+	Eventually(func() []string { // the kernel removes links with their namespaces
 		return slices.DeleteFunc(Leftovers(u.Host), isRecord)
 	}).Should(BeEmpty())
 	fmt.Printf("== %s: %d records are left\n", u.name, len(Leftovers(u.Host)))
-	if u.isHawser() { // which goes on with the same table
+	if u.isHawser() { // it continues with the same table
 		return
 	}
 	page := string(nstest.Must(os.ReadFile(filepath.Join(nstest.Root(), "docs", "install.md"))))
@@ -186,7 +186,7 @@ func (u *upgraded) expectAsBefore(before []string) {
 	Expect(commands).NotTo(BeEmpty())
 	u.Cmd("sh", "-ec", commands[1])
 	after := u.state()
-	Expect(nstest.Missing(after, before)).To(BeEmpty(), "left")
+	Expect(nstest.Missing(after, before)).To(BeEmpty(), "left behind")
 	Expect(nstest.Missing(before, after)).To(BeEmpty(), "lost")
 }
 
@@ -194,7 +194,7 @@ func (u *upgraded) isHawser() bool { return strings.HasPrefix(u.name, "hawser") 
 
 var unimportant = regexp.MustCompile(`(?m)^.*(/lock|/\.hawser/.*|last_reserved_ip.*|/failures/.*)\n`)
 
-// state is everything on the node that attachments could leave, as lines: Snapshot's and the paths of files.
+// state returns everything on the node that attachments could leave, as lines: of Snapshot, and paths of files.
 func (u *upgraded) state() []string {
 	GinkgoHelper()
 	files := u.Run(nstest.Program{Path: "find", Args: []string{
@@ -238,7 +238,7 @@ func (u *upgraded) underLoad(what string, change func()) {
 	u.say(fmt.Sprintf("%d calls during the %s", u.calls.Load()-calls, what))
 }
 
-// each does something with all, some at the same time.
+// each calls do for all attachments, for some of them in parallel.
 func (u *upgraded) each(all []*attachment, do func(a *attachment)) {
 	GinkgoHelper()
 	var next atomic.Int64
@@ -267,7 +267,7 @@ func (u *upgraded) must(command string, a *attachment) {
 	Expect(err).NotTo(HaveOccurred(), "%s of %s", command, a.rt.ContainerID)
 }
 
-// works asks each live attachment through its host port, and has each reach the outside.
+// works checks that each live attachment is reached through its host port, and reaches the outside.
 func (u *upgraded) works(when string) {
 	GinkgoHelper()
 	outside := u.outside.Serve("tcp4", "192.0.2.2:0")
