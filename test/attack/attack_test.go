@@ -252,7 +252,7 @@ var _ = Describe("a path in a configuration", func() {
 		}
 		n.Cmd("rm", "-rf", "/var/lib/cni/networks/net")
 	},
-		Entry("an endless device", "/dev/zero"), Entry("a link to a device", "/etc/link"), Entry("a terminal", "/dev/tty"),
+		Entry("a device", "/dev/zero"), Entry("a link to a device", "/etc/link"), Entry("a terminal", "/dev/tty"),
 		Entry("a pipe", "/etc/fifo"), Entry("a file larger than memory", "/etc/sparse"), Entry("a directory", "/etc"),
 		Entry("a file that blocks", "/proc/kmsg"), Entry("a file with a secret", "/etc/shadow"),
 	)
@@ -316,7 +316,7 @@ echo '{"mtu":1400,"sysctl":{"net.ipv4.conf.eth0.arp_filter":"1"}}' >backup
 printf 10.88.0.19 >last; head -c 20000 /dev/zero >zeros; touch lock; `
 
 // refused is part of ADD's error; if it is empty, no call fails.
-var _ = DescribeTable("no call changes the target of a link in the place", Label("kernel", "planted-link", "slow"), func(
+var _ = DescribeTable("no call writes through a link in the place", Label("kernel", "planted-link", "slow"), func(
 	plant, refused string,
 ) {
 	n, p := NewNode(), NewPod("one")

@@ -467,7 +467,7 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		n.Must("DEL", tenant, own)
 	})
 
-	DescribeTable("is accepted if no container is cut off:", func(feature string, own Object, policy string, more Object) {
+	DescribeTable("is accepted if it harms no container", func(feature string, own Object, policy string, more Object) {
 		if feature != "" {
 			nstest.Need(feature)
 			n.Spoiled = true // the gateways of the VLANs stay as long as the bridge

@@ -96,7 +96,7 @@ func wrongs() []wrong {
 }
 
 var _ = Describe("hawser check", Label("tool-check"), func() {
-	It("says what is wrong with a list, and where", func() {
+	It("names each error of a list and its place", func() {
 		m := newMachine(all(), usual)
 		Expect(m.checks()).To(BeEmpty())
 		for _, w := range wrongs() {
@@ -106,7 +106,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		}
 	})
 
-	It("looks for plugins where the node's runtimes do, and in all usual places without them", func() {
+	It("searches plugins in the directories of the node's runtimes, or without runtimes in all usual ones", func() {
 		m, root := newMachine(ours(), usual), GinkgoT().TempDir()
 		file := func(name, text string) {
 			Expect(os.MkdirAll(filepath.Dir(root+name), 0o755)).To(Succeed())
@@ -166,7 +166,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(m.checks()).To(BeEmpty())
 	})
 
-	It("checks what multus and flannel delegate to", func() {
+	It("checks the delegates of multus and flannel", func() {
 		m := newMachine(all(), usual)
 		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/multus /run/bin/flannel; chmod 755 /run/bin/*; "+
 			"mkfifo /run/fifo")
@@ -197,7 +197,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		}
 	})
 
-	It("leaves an ipam to the plugin of others that completes it", func() {
+	It("does not check an ipam that another project's plugin completes", func() {
 		m := newMachine(ours(), listOf(`{"type": "calico", "ipam": {"type": "host-local", "subnet": "usePodCidr"}}`,
 			portmapEntry))
 		m.Cmd("sh", "-ec", "mkdir /run/bin; cp /opt/cni/bin/portmap /run/bin/calico")
@@ -206,7 +206,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		}
 	})
 
-	It("names each of our plugins that is not installed", func() {
+	It("names each plugin of Hawser that is not installed", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/bridge /run/bin/firewall; chmod 755 /run/bin/bridge")
 		inNone := func(key, plugin string) finding {
@@ -234,7 +234,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			"hawser install --force --to /run/bin replaces them; hawser uninstall --to /run/bin removes Hawser", ""}))
 	})
 
-	It("does not take an empty directory for the working directory", func() {
+	It("does not treat an empty directory as the working directory", func() {
 		m := newMachine(ours(), usual)
 		there := `cd /opt/cni/bin; exec "$0" check --path :/nowhere`
 		o := m.Run(nstest.Program{Path: "sh", Args: []string{"-c", there, nstest.Build("hawser")}})
@@ -266,7 +266,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(seen).To(BeNumerically(">", 15))
 	})
 
-	It("prints a line and an advice for each, and that a list is right", func() {
+	It("prints a line and advice for each error, or that a list has none", func() {
 		m := newMachine(ours(), usual)
 		Expect(m.says("check")).To(Equal("nothing is wrong\n"))
 		Expect(m.says("check", listFile)).To(Equal("nothing is wrong\n"))
@@ -277,7 +277,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			"none, so portmap does nothing\n    write \"capabilities\": {\"portMappings\": true}\n"))
 	})
 
-	It("names a file or directory that has no list, and goes on with the others", func() {
+	It("names a file or directory that has no list, and continues with the others", func() {
 		m := newMachine(ours(), usual)
 		for where, says := range map[string]string{"/etc/cni": "/etc/cni has no network list: no file ends in " +
 			".conflist, .conf or .json", "/run/none": "open /run/none: no such file or directory"} {

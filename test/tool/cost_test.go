@@ -15,9 +15,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
 
-// What must not grow with other containers is counted here; test/load has the time that a full node takes.
-var _ = Describe("what the tool asks for", Label("tool-cost"), func() {
-	It("of ls, explain and metrics is as much for many attachments as for few", func() {
+// These specs count requests, which must not grow with other containers; test/load measures the time on a full node.
+var _ = Describe("the number of requests to the kernel", Label("tool-cost"), func() {
+	It("of ls, explain and metrics is equal for many attachments and for one", func() {
 		m := newMachine(ours(), usual)
 		calls := [][]string{{"ls"}, {"explain"}, {"explain", "8080"}, {"explain", "cni0"}, {"metrics"}}
 		m.up(newPod("c000", "web-0", hostPort(8080, 80)))
@@ -34,11 +34,11 @@ var _ = Describe("what the tool asks for", Label("tool-cost"), func() {
 		}
 	})
 
-	It("of gc does not grow with what users and containers make in namespaces of their own", Label("gc-cost"), func() {
+	It("of gc does not grow with what users and containers create in their own namespaces", Label("gc-cost"), func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0")).hold()
 		lost := m.up(newPod("c2", "web-1"))
-		lost.Unpin() // gc looks for its address
+		lost.Unpin() // gc searches for its address
 		Eventually(func() int { return strings.Count(m.Cmd("ip", "-br", "link"), "veth") }).Should(Equal(1))
 		gc := func() *trace.Program { return m.traced("gc", "--older", "0s").Programs[0] }
 		few := slices.MinFunc([]*trace.Program{gc(), gc(), gc()}, func(a, b *trace.Program) int {
@@ -60,10 +60,10 @@ var _ = Describe("what the tool asks for", Label("tool-cost"), func() {
 		other := nstest.NewNetns()
 		other.Cmd("sh", "-ec", "for i in $(seq 5000); do echo addr add fd00::$i dev lo nodad; done | ip -batch -")
 		Eventually(func() int64 { return gc().Peak - few.Peak }).Should(BeNumerically("<", 3<<20),
-			"a list that is kept takes 5 MB more")
+			"a stored list would take 5 MB more")
 	})
 
-	It("of reapply is no more, where all has been flushed, than a look at all and some messages", func() {
+	It("of reapply after a flush exceeds that of a reading only by some for each container", func() {
 		m := newMachine(ours(), usual)
 		for i := range 9 {
 			m.up(newPod(fmt.Sprintf("c%03d", i), fmt.Sprintf("web-%d", i), hostPort(8100+i, 80)))
@@ -100,7 +100,7 @@ var _ = Describe("a trace", Label("tool-cost"), func() {
 	})
 })
 
-// messages is how many the tool sends to the kernel. It runs no program.
+// messages returns how many requests the tool sends to the kernel; it must run no other program.
 func (m *machine) messages(args ...string) int {
 	GinkgoHelper()
 	r := m.traced(args...)

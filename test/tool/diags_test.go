@@ -15,7 +15,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// unpacked has the files of a tar, read by tar(1).
+// unpacked returns the files of an archive, which tar(1) reads.
 func unpacked(m *machine, file string) map[string]string {
 	GinkgoHelper()
 	files := map[string]string{}
@@ -28,7 +28,7 @@ func unpacked(m *machine, file string) map[string]string {
 var _ = Describe("hawser diags", Label("tool-diags"), func() {
 	const secret, file = "s3cr3t", "/etc/cni/net.d/diags.tar"
 
-	It("collects what is on the node", func() {
+	It("collects the state of the node", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		Expect(m.add(newPod("c2", "web-1", hostPort(8080, 80)))).NotTo(Succeed())
@@ -53,7 +53,7 @@ var _ = Describe("hawser diags", Label("tool-diags"), func() {
 		Expect([]any{again.Exit, again.Stderr}).To(ConsistOf(1, ContainSubstring("file exists")))
 	})
 
-	It("has no secret from anywhere", func() {
+	It("contains no secret of lists, arguments, rules, logs or the environment", func() {
 		list := strings.ReplaceAll(strings.NewReplacer(
 			`"bridge": "cni0",`, `"bridge": "cni0", "token": "SECRET", "SECRET": 1, "args": {"cni": {"x": "SECRET"}},`,
 			`{"type": "firewall"}`,
@@ -92,7 +92,7 @@ var _ = Describe("hawser diags", Label("tool-diags"), func() {
 		Expect(bytes.Contains(all, []byte(secret))).To(BeFalse(), fmt.Sprint(len(all)))
 	})
 
-	It("has no words of another program, no credentials of a URL, and keys of its list only", func() {
+	It("contains no words of another program, no credentials of a URL, and only keys that it knows", func() {
 		list := strings.NewReplacer(
 			`"bridge": "cni0",`, `"bridge": "cni0", "type bridge": "`+secret+`", "mtu vlan": "`+secret+`",
 				"dataDir": "tcp://user:`+secret+`@host/dir", "log": "see ssh://me:`+secret+`/x@host now",
@@ -136,7 +136,7 @@ var _ = Describe("hawser diags", Label("tool-diags"), func() {
 		}
 	})
 
-	It("has the messages of Hawser's own plugins", func() {
+	It("contains the messages of Hawser's own plugins", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		Expect(m.add(newPod("c2", "web-1", hostPort(8080, 80)))).NotTo(Succeed())
@@ -150,7 +150,7 @@ var _ = Describe("hawser diags", Label("tool-diags"), func() {
 	})
 })
 
-// conf is the configuration of a list's first plugin as runtimes write it to its standard input.
+// conf returns the configuration of a list's first plugin, as runtimes write it to standard input.
 func conf(list string) (string, error) {
 	var doc struct{ Plugins []map[string]any }
 	if err := json.Unmarshal([]byte(list), &doc); err != nil {

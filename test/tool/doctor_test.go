@@ -17,7 +17,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// finding is a problem that doctor or check found. Only doctor's have an ID, and only check's a file and a key.
+// finding is a problem that doctor or check found. Only doctor sets an ID, and only check a file and a key.
 type finding struct{ Severity, File, Key, What, Advice, ID string }
 
 func (m *machine) finds() []finding {
@@ -25,18 +25,18 @@ func (m *machine) finds() []finding {
 	return m.problems("doctor")
 }
 
-// fault is what is wrong on a node that worked. It is made when the node has an attached pod, and undone.
+// fault is a change that breaks a working node with an attached pod, and its repair.
 type fault struct {
-	id, severity, says string // says is a part of the finding, or parts that " ... " separates
+	id, severity, says string // says: a part of the finding, or parts separated by " ... "
 	advises            string // the advice, or parts of it
 	make, mend         string // commands
-	thread             string // where users met it
-	only               string // on nodes with ours, or the reference's
+	thread             string // a report of a user
+	only               string // "ours" or "reference": the plugins of the node
 	need               []string
 	ports              []map[string]any // of the pod
-	before             string           // commands: what the node has
-	firewalld          string           // the backend of a firewalld that runs
-	list               string           // else the usual one
+	before             string           // commands before ADD
+	firewalld          string           // the backend of the running firewalld, if any
+	list               string           // instead of the usual one
 }
 
 // open is the usual list without firewall.
@@ -44,28 +44,28 @@ var open = strings.NewReplacer(",\n  {\"type\": \"firewall\"}", "").Replace(usua
 
 const listFile = "/etc/cni/net.d/10-pods.conflist"
 
-// edit is a command that changes the list.
+// edit returns a command that changes the list.
 func edit(from, to string) string { return fmt.Sprintf(`sed -i 's|%s|%s|' %s`, from, to, listFile) }
 
-// second is a list beside the usual one.
+// second returns a command that adds a second list.
 func second(name, subnet string) string {
 	return fmt.Sprintf(`echo '{"cniVersion": "1.0.0", "name": "%s", "plugins": [{"type": "bridge", "bridge": "cni1",
 	  "ipam": {"type": "host-local", "subnet": "%s"}}]}' >/etc/cni/net.d/20-more.conflist`, name, subnet)
 }
 
-// uplink makes an interface of the host.
+// uplink returns commands that give the host another interface.
 func uplink(addr string) string {
 	return "ip link add up0 type bridge; ip link set up0 up; ip addr add " + addr + " dev up0"
 }
 
-// without is a command by which a plugin vanishes under attached pods.
+// without returns commands that remove a plugin while pods are attached.
 func without(plugin string) string {
 	return `[ ! -e /usr/lib/cni ] || mount -t tmpfs none /usr/lib/cni
 	  mkdir /run/all /run/bin; mount --bind /opt/cni/bin /run/all; ln -s /run/all/* /run/bin/
 	  rm /run/bin/` + plugin + `; mount --bind /run/bin /opt/cni/bin`
 }
 
-// flannel is a list as k3s has it, and beFlannel a command by which the node has flannel, a stand-in, with its subnet.
+// flannel is the list of k3s, and beFlannel contains commands that install a stand-in for flannel, with its subnet.
 const (
 	flannel = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}},
@@ -88,19 +88,19 @@ const (
 	  chmod 755 /run/bin/flannel; mount --bind /run/bin /opt/cni/bin`
 )
 
-// rejects is commands that create a chain as firewalld has it without zones.
+// rejects contains commands that create the chain of a firewalld without zones.
 const rejects = `nft add table inet firewalld
 	nft add chain inet firewalld filter_FORWARD '{ type filter hook forward priority 10 ; }'
 	nft add rule inet firewalld filter_FORWARD ct state established,related accept
 	nft add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited
 	`
 
-// siteDrops is commands that create a chain whose policy is drop.
+// siteDrops contains commands that create a chain with the policy drop.
 const siteDrops = `nft add table inet site
 	nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
 	`
 
-// accepted is commands that have a chain accept what containers send and receive.
+// accepted returns commands that let a chain accept what containers send and receive.
 func accepted(chain string) string {
 	rule := "nft insert rule inet site " + chain + " ip saddr 10.88.0.0/24 accept"
 	return rule + "; " + strings.Replace(rule, "saddr", "daddr", 1)
@@ -326,7 +326,7 @@ func faults() []fault {
 			make:    "iptables-save >/run/rules; nft delete table inet firewalld",
 			mend: `firewall-cmd --reload || firewall-cmd --reload # the first one drops all packets and fails
 			  iptables-restore </run/rules; TOOL reapply || # the reference's plugin
-			  firewall-cmd --zone=trusted --add-source=10.88.0.2/32`}, // as a new container has it
+			  firewall-cmd --zone=trusted --add-source=10.88.0.2/32`}, // as the ADD of a new container does
 		{id: "bridge-nf", severity: "warning",
 			says: "packets between containers of the bridge bypass kube-proxy, so connections to services with pods " +
 				"on this node hang: net.bridge.bridge-nf-call-iptables is \"0\"",
@@ -521,12 +521,12 @@ func faults() []fault {
 	}
 }
 
-// hasParts matches a text that has all parts, which " ... " separates, in their order.
+// hasParts matches a text that contains the parts, separated by " ... ", in this order.
 func hasParts(parts string) types.GomegaMatcher {
 	return MatchRegexp(strings.ReplaceAll(regexp.QuoteMeta(parts), ` \.\.\. `, ".*"))
 }
 
-// breaks makes the fault on a node with these plugins, and mends it.
+// breaks makes the fault on a node with these plugins, expects the finding, and repairs the node.
 func (f fault) breaks(plugins string) {
 	GinkgoHelper()
 	nstest.Need(f.need...)
@@ -569,15 +569,15 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		}
 		return entries
 	}
-	DescribeTable("finds a fault, first of all, until it is mended", Label("slow"), func(f fault) {
+	DescribeTable("reports a fault in its first line, until it is repaired", Label("slow"), func(f fault) {
 		f.breaks(all())
 	}, on("ours"))
 
-	DescribeTable("finds it on a node of the reference's plugins", Label("slow"), func(f fault) {
+	DescribeTable("reports a fault on a node of the reference's plugins", Label("slow"), func(f fault) {
 		f.breaks(nstest.Newest().Dir())
 	}, on("reference"))
 
-	It("complains of no chain that accepts containers", func() {
+	It("reports only chains that do not accept containers", func() {
 		nstest.Need("iptables", "iptables-legacy")
 		m := newMachine(ours(), open)
 		m.up(newPod("c1", "web-0", hostPort(443, 80)))
@@ -625,7 +625,7 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		finds("")
 	})
 
-	It("knows the fwmark of firewall in any form, and only where it is set", func() {
+	It("recognizes the fwmark of firewall in any form, but only after it was set", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
 		m.Cmd("sh", "-ec", `nft add table inet site
@@ -776,7 +776,7 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(m.finds()).To(found)
 	})
 
-	It("finds the directories of k3s", func() {
+	It("reads the directories of k3s", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", `[ ! -e /usr/lib/cni ] || mount -t tmpfs none /usr/lib/cni
 			mount -t tmpfs none /var/lib; cd /var/lib
@@ -789,7 +789,7 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(m.says("check")).To(Equal("nothing is wrong\n"))
 	})
 
-	It("colours severities on a terminal alone, unless NO_COLOR says no", func() {
+	It("colors severities only on a terminal, and not with NO_COLOR", func() {
 		nstest.NeedProgram("script")
 		m := newMachine(ours(), usual)
 		m.write(listFile, "{}")
@@ -804,7 +804,7 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(on("", "doctor --json")).NotTo(ContainSubstring("\x1b"))
 	})
 
-	It("fails with status 2 where it cannot look", func() {
+	It("fails with status 2 if it cannot read a fact", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(443, 80)))
 		m.Cmd("sh", "-ec", "rm -r /var/lib/cni/results; echo x >/var/lib/cni/results")
@@ -814,7 +814,7 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			ContainSubstring("/var/lib/cni/results")))
 	})
 
-	It("finds a bridge that is missing in our guard of the host's loopback", func() {
+	It("reports a bridge that Hawser's guard of the host's loopback lacks", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		m.Cmd("nft", "flush", "set", "inet", "hawser", "portmap_localnet_v1")

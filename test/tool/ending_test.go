@@ -68,7 +68,7 @@ var _ = Describe("an attachment whose DEL has begun", Label("tool-ending"), func
 	rules := func(g gcNode) string { return g.Cmd("nft", "list", "ruleset") }
 	isLeft := Or(ContainSubstring("8080"), ContainSubstring(" ended "))
 
-	DescribeTable("is left alone while its DEL takes long, and nothing outlives it", func(ipam string) {
+	DescribeTable("is not restored during a long DEL, and nothing outlives it", func(ipam string) {
 		g := newGCNode(ours(), "10.77.5")
 		outside := nstest.NewOutside(g.Host)
 		g.replaces(`"subnet"`, `"rangeStart": "10.77.5.2", "rangeEnd": "10.77.5.3", "subnet"`)
@@ -125,7 +125,7 @@ var _ = Describe("an attachment whose DEL has begun", Label("tool-ending"), func
 })
 
 var _ = Describe("settings and limits", Label("tool-ending"), func() {
-	It("are restored while the container is attached, and not when their DEL was called", func() {
+	It("are restored while the container is attached, but not after their DEL", func() {
 		g := newGCNode(ours(), "10.77.4")
 		g.Cmd("cp", nstest.Build("tuning"), nstest.Build("bandwidth"), g.plugins)
 		g.replaces(`{"type": "firewall"}`, `{"type": "tuning", "sysctl": {"net.ipv4.ip_default_ttl": "77"}},
@@ -177,7 +177,7 @@ var _ = Describe("a repair of rules", Label("tool-ending"), func() {
 	const damage = `iptables -t nat -D $(iptables -t nat -S | grep -e --to-destination | cut -d" " -f2-)
 		iptables -D $(iptables -S | grep -e "-s 10.77.* -j ACCEPT" | cut -d" " -f2-)`
 
-	It("gives another ADD no time to take a host port", func() {
+	It("gives another ADD no time to claim a host port", func() {
 		g, saved := onIPTables("10.77.7")
 		whole := saved()
 		wait, reached, open := g.gate()
@@ -196,7 +196,7 @@ var _ = Describe("a repair of rules", Label("tool-ending"), func() {
 		Expect(saved()).To(Equal(whole))
 	})
 
-	It("is finished when the tool is told to end", func() {
+	It("is completed when a signal ends the tool", func() {
 		g, saved := onIPTables("10.77.9")
 		whole := saved()
 		wait, reached, open := g.gate()
@@ -210,7 +210,7 @@ var _ = Describe("a repair of rules", Label("tool-ending"), func() {
 		Expect(strings.Contains(saved(), "--to-destination")).To(BeTrue(), "%s\nwas:\n%s", saved(), whole)
 	})
 
-	It("leaves what there is where it fails", func() {
+	It("changes nothing if it fails", func() {
 		for _, added := range []string{"--to-destination", "-s 10.77.8.2/32 -j ACCEPT"} {
 			g, saved := onIPTables("10.77.8")
 			g.Cmd("sh", "-c", damage)
@@ -237,7 +237,7 @@ var _ = Describe("a missing rule", Label("tool-ending"), func() {
 		Expect(m.rules()).To(Equal(whole))
 	})
 
-	It("is left with the reason for it", func() {
+	It("is not restored, but explained, if an address or the record is missing, too", func() {
 		m := newMachine(ours(), usual)
 		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		p.Cmd("ip", "addr", "add", "198.51.100.1/24", "dev", "eth0")

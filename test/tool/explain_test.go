@@ -34,7 +34,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		return asks[explanation](m, "explain", what)
 	}
 
-	It("says once what it cannot read", func() {
+	It("reports an unreadable list once", func() {
 		m := newMachine(ours(), usual)
 		m.write(listFile, "{")
 		const says = "hawser: " + listFile + ": unexpected end of JSON input (line 1)\n"
@@ -42,13 +42,13 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 	})
 
 	for name, plugins := range map[string]func() string{
-		"ours": ours, "the reference's": func() string { return nstest.Newest().Dir() },
+		"Hawser's": ours, "the reference's": func() string { return nstest.Newest().Dir() },
 	} {
 		more := Label()
-		if name != "ours" {
+		if name != "Hawser's" {
 			more = Label("slow")
 		}
-		It("finds a container by all that it has, with plugins of "+name, more, func() {
+		It("finds a container by each of its properties, with "+name+" plugins", more, func() {
 			m := newMachine(plugins(), usual)
 			m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))
 			m.up(newPod("fedcba9876543210", "web-1"))
@@ -72,7 +72,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 			}
 		})
 
-		It("prints the networks as a tree, with plugins of "+name, more, func() {
+		It("prints the networks as a tree, with "+name+" plugins", more, func() {
 			m := newMachine(plugins(), usual)
 			m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))
 			m.up(newPod("fedcba9876543210", "web-1"))
@@ -85,7 +85,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		})
 	}
 
-	It("finds a container by its address of dhcp", func() {
+	It("finds a container by an address that dhcp assigned", func() {
 		nstest.Build("dhcp")
 		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 			{"type": "bridge", "bridge": "cni0", "ipam": {"type": "dhcp"}}]}`)
@@ -97,7 +97,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 			HaveField("Addresses", []string{"10.88.0.50"})))
 	})
 
-	It("shows the way of a packet, and where ours act on it", func() {
+	It("shows the path of a packet, and where Hawser's rules act on it", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		Expect(m.says("explain", "8080")).To(MatchRegexp(
@@ -106,7 +106,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 				`.*postrouting 100 .*masq_v2.*source NAT of containers; 10\.88\.0\.2`))
 	})
 
-	It("says what stops a packet, and what may", func() {
+	It("names the rules that stop a packet, and those that may stop it", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		m.Cmd("sysctl", "-qw", "net.ipv4.ip_forward=1")
@@ -138,7 +138,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		}
 	})
 
-	It("does not take a rule that accepts what the container sends for one that accepts the answers", func() {
+	It("does not confuse a rule that accepts what the container sends with one that accepts the answers", func() {
 		m := newMachine(ours(), open)
 		m.up(newPod("c1", "web-0"))
 		m.Cmd("sh", "-ec", siteDrops+"nft add rule inet site forward iifname cni0 accept")
@@ -151,7 +151,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		Expect(m.says("explain", "web-0")).To(ContainSubstring("none found"))
 	})
 
-	It("says what stops new connections to a host port, and takes the index of a bridge for the bridge", func() {
+	It("names what stops new connections to a host port, and recognizes a bridge by its index", func() {
 		m := newMachine(ours(), open)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		m.Cmd("sh", "-ec", siteDrops+`nft add chain inet site inner
@@ -168,7 +168,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		Expect(m.says("explain", "8080")).To(ContainSubstring("none found"))
 	})
 
-	It("reads settings of the host where CHECK is disabled", func() {
+	It("reads settings of the host if CHECK is disabled", func() {
 		m := newMachine(ours(), strings.Replace(usual, `"plugins"`, `"disableCheck": true, "plugins"`, 1))
 		m.up(newPod("c1", "web-0"))
 		m.Cmd("sysctl", "-qw", "net.ipv4.ip_forward=0")
@@ -176,7 +176,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 			"net.ipv4.ip_forward is 0, so the host does not forward packets"))
 	})
 
-	It("says that the owner of a port, or its host end, is gone", func() {
+	It("reports that a port's bridge is down, or that its owner no longer exists", func() {
 		m := newMachine(ours(), usual)
 		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		m.Cmd("ip", "link", "set", "cni0", "down")
@@ -186,7 +186,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 			ContainElement(ContainSubstring("no longer exists")))
 	})
 
-	It("names drift that some packets do not need, and routes elsewhere, as what may stop them", func() {
+	It("says that drift which affects only some packets, and routes elsewhere, may stop them", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		m.Cmd("sh", "-ec", "nft flush chain inet hawser masq_v2; sysctl -qw net.ipv4.conf.cni0.route_localnet=0")
@@ -203,8 +203,8 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 			"the host's route to 10.88.0.2 does not lead to cni0"))
 	})
 
-	for name, plugins := range map[string]func() string{"ours": ours, "the reference's": reference} {
-		It("blames no chained plugin for a bridge that is missing, with plugins of "+name, func() {
+	for name, plugins := range map[string]func() string{"Hawser's": ours, "the reference's": reference} {
+		It("blames no chained plugin for a missing bridge, with "+name+" plugins", func() {
 			m := newMachine(plugins(), usual)
 			m.Cmd("sh", "-ec", defaultRoute)
 			m.up(newPod("c1", "web-0", hostPort(8080, 80)))
@@ -217,7 +217,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		})
 	}
 
-	DescribeTable("says what of the container's own is gone", func(plugins func() string) {
+	DescribeTable("reports missing objects of the container", func(plugins func() string) {
 		m := newMachine(plugins(), usual)
 		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		m.Cmd("nft", "flush", "ruleset")
@@ -227,9 +227,9 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		p.IP("addr flush dev eth0")
 		Expect(stops(explains(m, "8080"), "stops it")).To(ContainElements(HavePrefix("portmap: "),
 			ContainSubstring(`link "eth0": address 10.88.0.2/24: missing`)))
-	}, Entry("ours", ours), Entry("the reference's", Label("slow"), nstest.Newest().Dir))
+	}, Entry("of Hawser's plugins", ours), Entry("of the reference's plugins", Label("slow"), nstest.Newest().Dir))
 
-	It("reads iptables-legacy where the node has a table of it", Label("kernel"), func() {
+	It("reads iptables-legacy if the node has such a table", Label("kernel"), func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		legacy := nstest.Program{Path: "/usr/sbin/iptables-legacy", Args: []string{"-P", "FORWARD", "DROP"}}

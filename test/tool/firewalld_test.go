@@ -12,7 +12,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// runFirewalld starts the distribution's firewalld on the node, on a bus of its own.
+// runFirewalld starts the distribution's firewalld on the node, with its own D-Bus.
 func (m *machine) runFirewalld(backend string) *exec.Cmd {
 	GinkgoHelper()
 	nstest.NeedProgram("firewalld", "firewall-cmd")
@@ -33,7 +33,7 @@ var _ = Describe("hawser doctor beside firewalld", Label("kernel", "tool-doctor"
 		if backend == "iptables" {
 			labels = Label("slow")
 		}
-		It("finds no fault of firewalld while it works, has ended or uses iptables: "+backend, labels, func() {
+		It("reports no fault of firewalld, whether it runs or has ended, with "+backend, labels, func() {
 			nstest.Need("iptables")
 			m := newMachine(ours(), usual)
 			m.Cmd("sh", "-ec", defaultRoute)
@@ -60,12 +60,12 @@ var _ = Describe("hawser doctor beside firewalld", Label("kernel", "tool-doctor"
 })
 
 var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", "firewalld"), func() {
-	DescribeTable("puts containers back within a second after it forgot them, and a connection goes on",
+	DescribeTable("restores forgotten containers within a second, and a connection survives",
 		func(backend, forgets string) {
 			m := newMachine(ours(), usual)
 			outside := nstest.NewOutside(m.Host)
 			outside.Serve("tcp4", ":80")
-			if backend == "iptables" { // on tables of which nobody hears
+			if backend == "iptables" { // whose changes send no event
 				nstest.Need("iptables-legacy")
 				m.Cmd("mount", "--bind", "/usr/sbin/xtables-legacy-multi", "/usr/sbin/xtables-nft-multi")
 			}
@@ -79,7 +79,7 @@ var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", 
 			Eventually(func() string {
 				return m.Cmd("dbus-send", "--system", "--print-reply", "--dest=org.freedesktop.DBus",
 					"/org/freedesktop/DBus", "org.freedesktop.DBus.Debug.Stats.GetAllMatchRules")
-			}).Should(ContainSubstring("member='Reloaded'"), "it receives firewalld's signals, also")
+			}).Should(ContainSubstring("member='Reloaded'"), "it also receives the signals of firewalld")
 			attempt := nstest.Patience(200 * time.Millisecond)
 			takes := func() time.Duration {
 				m.Cmd("sh", "-c", forgets)
@@ -92,7 +92,7 @@ var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", 
 				AddReportEntry("both answer after", took.String())
 				return took
 			}
-			Eventually(takes).Should(BeNumerically("<", time.Second)) // a machine may be busy at one of them
+			Eventually(takes).Should(BeNumerically("<", time.Second)) // the machine may be busy during one attempt
 			Expect(m.Cmd("firewall-cmd", "--zone=trusted", "--list-sources")).To(Equal("10.88.0.2/32\n"))
 			stream.Flows()
 		},

@@ -30,13 +30,13 @@ type collection struct {
 	}
 }
 
-// gcNode is a node with plugins of its own directory and runtimes' programs that the spec writes.
+// gcNode is a node with its own plugin directory, and with runtime programs that the spec writes.
 type gcNode struct {
 	*machine
 	plugins, bin string
 }
 
-// newGCNode makes one whose addresses nobody else has: a container is known by its address, too.
+// newGCNode makes a node whose subnet no other spec uses: gc also recognizes a container by its address.
 func newGCNode(plugins, subnet string) gcNode {
 	GinkgoHelper()
 	g := gcNode{plugins: GinkgoT().TempDir(), bin: GinkgoT().TempDir()}
@@ -47,7 +47,7 @@ func newGCNode(plugins, subnet string) gcNode {
 	return g
 }
 
-// runtime makes a socket of containerd, and a crictl that lists these pods.
+// runtime creates a containerd socket, and a crictl that lists these pods.
 func (g gcNode) runtime(ids ...string) {
 	GinkgoHelper()
 	g.Cmd("sh", "-c", "mkdir -p /run/containerd; touch /run/containerd/containerd.sock")
@@ -56,10 +56,10 @@ func (g gcNode) runtime(ids ...string) {
 	g.program("ctr", ctr)
 }
 
-// ctr is one that knows no container.
+// ctr is a ctr program that knows no container.
 const ctr = `case "$*" in *namespaces*) echo k8s.io;; esac`
 
-// crictl is one that lists these pods.
+// crictl returns a crictl program that lists these pods.
 func crictl(ids ...string) string {
 	GinkgoHelper()
 	items := []map[string]string{}
@@ -69,7 +69,7 @@ func crictl(ids ...string) string {
 	return "echo '" + string(nstest.Must(json.Marshal(map[string]any{"items": items}))) + "'"
 }
 
-// hold keeps a descriptor of the pod's namespace, as a process of the pod has.
+// hold keeps a descriptor of the pod's namespace open, as a process of the pod does.
 func (p *pod) hold() *os.File {
 	GinkgoHelper()
 	held := nstest.Must(os.Open(p.Path))
@@ -82,7 +82,7 @@ func (g gcNode) program(name, text string) {
 	Expect(os.WriteFile(filepath.Join(g.bin, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755)).To(Succeed())
 }
 
-// forgetNotes leaves leases as the reference writes them.
+// forgetNotes makes the leases look as if the reference had written them.
 func (g gcNode) forgetNotes() {
 	GinkgoHelper()
 	g.Do(func() {
@@ -92,7 +92,7 @@ func (g gcNode) forgetNotes() {
 	})
 }
 
-// dateBack gives all files of the attachments a date before now.
+// dateBack makes all files of the attachments that old; a negative age dates them in the future.
 func (g gcNode) dateBack(age time.Duration) {
 	GinkgoHelper()
 	g.Cmd("find", "/var/lib/cni", "/run/hawser", "-type", "f", "-exec", "touch", "-d",
@@ -104,13 +104,12 @@ func (g gcNode) gc(args ...string) (c collection, exit int) {
 	return g.gcIn(g.bin+":"+os.Getenv("PATH"), args...)
 }
 
-// gcIn begins when the clock of files has gone on: what was written before is older than 0s then.
 func (g gcNode) gcIn(path string, args ...string) (c collection, exit int) {
 	GinkgoHelper()
 	return g.gcBy(nstest.Program{Path: nstest.Build("hawser"), Env: []string{"PATH=" + path}}, args...)
 }
 
-// gcWithoutNamespaces can enter no namespace.
+// gcWithoutNamespaces runs a gc that cannot enter a namespace.
 func (g gcNode) gcWithoutNamespaces(args ...string) collection {
 	GinkgoHelper()
 	nstest.NeedProgram("setpriv")
@@ -119,6 +118,7 @@ func (g gcNode) gcWithoutNamespaces(args ...string) collection {
 	return c
 }
 
+// gcBy first waits until the file clock has advanced: then all files are older than 0s.
 func (g gcNode) gcBy(p nstest.Program, args ...string) (c collection, exit int) {
 	GinkgoHelper()
 	clock := func() (t unix.Timespec) {
@@ -137,7 +137,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 	lives, gone := strings.Repeat("a", 64), strings.Repeat("b", 64)
 	now := []string{"--older", "0s"}
 
-	DescribeTable("removes what is left of a sandbox that no runtime knows, although a plugin of ours is missing",
+	DescribeTable("removes the remains of a sandbox that no runtime knows, although a plugin of Hawser is missing",
 		func(plugins func() string, subnet string) { // containerd#12130: the mounted namespace stays, and the cache
 			g := newGCNode(plugins(), subnet)
 			g.runtime(lives)
@@ -166,10 +166,10 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			c, _ = g.gc(append(now, "--yes")...)
 			Expect(c.Attachments).To(HaveEach(HaveField("ContainerID", lives)))
 		},
-		Entry("of ours", ours, "10.101.1"),
+		Entry("of Hawser", ours, "10.101.1"),
 		Entry("of the reference", Label("slow"), func() string { return nstest.Newest().Dir() }, "10.101.2"))
 
-	DescribeTable("leaves alone only the container of a file that is damaged", func(plugins func() string, net string) {
+	DescribeTable("keeps only the container whose file is damaged", func(plugins func() string, net string) {
 		g := newGCNode(plugins(), net)
 		damaged := strings.Repeat("c", 64)
 		g.runtime(lives)
@@ -188,10 +188,10 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			HaveField("ContainerID", lives),
 			And(HaveField("ContainerID", damaged), HaveField("Kept", ContainSubstring("cannot be read")))))
 	},
-		Entry("of ours", ours, "10.101.10"),
+		Entry("of Hawser", ours, "10.101.10"),
 		Entry("of the reference", Label("slow"), func() string { return nstest.Newest().Dir() }, "10.101.11"))
 
-	It("asks podman if its storage, at the default place or another, exists", func() {
+	It("queries podman if its storage exists, at the default place or another", func() {
 		g := newGCNode(ours(), "10.101.16")
 		g.program("podman", `echo '[{"Id": "`+lives+`"}]'`)
 		g.up(newPod(lives, "web-0"))
@@ -233,7 +233,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Attachments).To(ConsistOf(HaveField("Done", true)))
 	})
 
-	It("takes what a wrong clock has dated in the future once its namespace no longer exists", func() {
+	It("removes an attachment that a wrong clock has dated in the future, once its namespace no longer exists", func() {
 		_, err := ns.Gone()
 		nstest.NeedOK("a kernel that knows whether a namespace exists", err)
 		g := newGCNode(ours(), "10.101.23")
@@ -249,7 +249,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		}).Should(ConsistOf(HaveField("Done", true)))
 	})
 
-	It("asks the runtimes once for what it removes within a second", func() { // a thousand pods took minutes
+	It("queries the runtimes once for all that it removes within a second", func() { // a thousand pods took minutes
 		g := newGCNode(ours(), "10.101.8")
 		g.runtime()
 		asked := filepath.Join(g.bin, "asked")
@@ -265,7 +265,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(len(nstest.Must(os.ReadFile(asked)))).To(BeNumerically("<=", 3+time.Since(began)/time.Second))
 	})
 
-	It("never takes a container that lives, and takes it once nobody holds its namespace", func() {
+	It("keeps a live container, and removes it once no process holds its namespace", func() {
 		g := newGCNode(ours(), "10.101.3")
 		p := g.up(newPod(gone, "web-0", hostPort(8080, 80)))
 		held := p.hold()
@@ -329,14 +329,14 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			}).Should(ConsistOf(HaveField("ContainerID", lives)))
 			Expect(g.Files("/var/lib/cni/networks/pods")).NotTo(ContainSubstring(gone))
 		},
-		Entry("by the note of its lease", "10.101.13", func(g gcNode) { g.Cmd("rm", "-r", "/run/hawser") }),
-		Entry("by a record", "10.101.14", func(g gcNode) { g.forgetNotes() }),
-		Entry("where nothing is written down, as by the reference", "10.101.15", func(g gcNode) {
+		Entry("known by its lease's note", "10.101.13", func(g gcNode) { g.Cmd("rm", "-r", "/run/hawser") }),
+		Entry("known by a record", "10.101.14", func(g gcNode) { g.forgetNotes() }),
+		Entry("without a note or record, as with the reference", "10.101.15", func(g gcNode) {
 			g.Cmd("rm", "-r", "/run/hawser")
 			g.forgetNotes()
 		}))
 
-	It("keeps for a namespace that it cannot read nothing that certainly is not in it", func() {
+	It("does not keep, for a namespace that it cannot read, what is certainly not in it", func() {
 		g := newGCNode(ours(), "10.101.22")
 		g.runtime(lives)
 		g.up(newPod(lives, "web-0")).hold()
@@ -345,7 +345,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			And(HaveField("ContainerID", gone), HaveField("Why", ContainSubstring("no runtime knows")))))
 	})
 
-	It("takes the loopback of an ended container, although other processes have one", func() {
+	It("removes the loopback of an ended container, although other processes have one", func() {
 		g := newGCNode(ours(), "10.101.24")
 		g.runtime()
 		place(nstest.Build("loopback"), g.plugins)
@@ -372,7 +372,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(g.Files("/var/lib/cni")).NotTo(ContainSubstring(gone))
 	})
 
-	It("finds a container without a path by its address where nothing else is written down", func() {
+	It("finds a container without a path by its address if nothing else is recorded", func() {
 		g := newGCNode(ours(), "10.101.16")
 		g.up(newPod(lives, "web-1")).hold()
 		g.Cmd("sh", "-c", "rm /var/lib/cni/results/*")
@@ -390,7 +390,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			HaveField("Kept", fmt.Sprintf("a process uses its namespace net:[%d]", inode)))))
 	})
 
-	It("keeps the cache's file until a plugin that is not ours has done its DEL", func() {
+	It("keeps the cache file until the DEL of another project's plugin has succeeded", func() {
 		list := strings.Replace(strings.ReplaceAll(usual, "10.88.0", "10.101.5"), `{"type": "firewall"}`,
 			`{"type": "others"}`, 1)
 		g := newGCNode(ours(), "10.101.5")
@@ -414,7 +414,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(g.Files("/var/lib/cni")).NotTo(ContainSubstring(gone))
 	})
 
-	It("succeeds if another gc, or the runtime, removes the cache's file first", func() {
+	It("succeeds if another gc, or the runtime, removes the cache file first", func() {
 		g := newGCNode(ours(), "10.101.17")
 		g.runtime()
 		g.up(newPod(gone, "web-0"))
@@ -426,7 +426,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(exit).To(BeZero())
 	})
 
-	It("takes what is left of a sandbox whose namespace nothing but dhcp's daemon has open", func() {
+	It("removes the remains of a sandbox whose namespace only the dhcp daemon has open", func() {
 		g := newGCNode(ours(), "10.101.18")
 		place(nstest.Build("dhcp"), g.plugins)
 		list := `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
@@ -446,7 +446,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(g.Files("/run/hawser", "/var/lib/cni")).NotTo(ContainSubstring(gone))
 	})
 
-	It("keeps what a container's process has open, even if the process is called as dhcp's daemon", func() {
+	It("keeps what a container's process has open, even if the process is named like the dhcp daemon", func() {
 		g := newGCNode(ours(), "10.101.20")
 		place(nstest.Build("dhcp"), g.plugins)
 		g.runtime()
@@ -458,7 +458,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Attachments).To(ConsistOf(And(HaveField("ContainerID", gone), HaveField("Done", false))))
 	})
 
-	It("takes what is left of a container whose process ID a process of the host has got", func() {
+	It("removes the remains of a container whose process ID now belongs to a process of the host", func() {
 		g := newGCNode(ours(), "10.101.19")
 		g.runtime()
 		p := g.up(newPod(gone, "web-0"))
@@ -474,13 +474,13 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(exit).To(BeZero())
 	})
 
-	It("harms no container that is attached while gc asks, although none of its processes is seen", Label("gc-race"),
+	It("harms no container that is attached during the queries, although no process of it is visible", Label("gc-race"),
 		func() {
 			g := newGCNode(ours(), "10.101.6")
 			g.runtime()
 			g.up(newPod(gone, "web-0", hostPort(8080, 80)))
 			g.Cmd("sh", "-c", "rm /var/lib/cni/results/*")
-			// DEL by this list leaves what portmap keeps.
+			// A DEL with this list does not remove what portmap keeps.
 			list := strings.Replace(strings.ReplaceAll(usual, "10.88.0", "10.101.6"), "1.0.0", "1.1.0", 1)
 			g.write("/etc/cni/net.d/10-pods.conflist", strings.Replace(list, `"portmap"`, `"tuning"`, 1))
 			g.Cmd("cp", nstest.Build("tuning"), g.plugins)
@@ -516,13 +516,13 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			Expect(g.Files("/var/lib/cni", "/run")).NotTo(ContainSubstring(gone))
 		})
 
-	It("looks again before it takes what a slow DEL has left", func() {
+	It("queries the runtimes again before it removes the remains of a slow DEL", func() {
 		g := newGCNode(ours(), "10.101.9")
 		g.runtime(lives)
 		g.up(newPod(lives, "web-1")).hold()
 		g.up(newPod(gone, "web-0", hostPort(8080, 80)))
 		g.Cmd("sh", "-c", "rm /var/lib/cni/results/*")
-		// DEL by this list leaves what portmap keeps, and takes so long that a runtime can start the container again.
+		// A DEL with this list keeps portmap's rules, and takes so long that a runtime can restart the container.
 		list := strings.ReplaceAll(usual, "10.88.0", "10.101.9")
 		g.write("/etc/cni/net.d/10-pods.conflist", strings.Replace(list, `"portmap"`, `"others"`, 1))
 		g.program("again", crictl(lives, gone))
@@ -539,9 +539,9 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(g.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("8080"))
 	})
 
-	It("refuses to look from a PID namespace in which it sees no container", Label("gc-blind"), func() {
+	It("refuses to run in a PID namespace in which it sees no container", Label("gc-blind"), func() {
 		g := newGCNode(ours(), "10.101.7")
-		g.runtime() // the container is of one that does not answer here
+		g.runtime() // the container belongs to a runtime that does not answer here
 		p := g.up(newPod(gone, "web-0"))
 		p.hold()
 		p.Unpin()
@@ -557,7 +557,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("a process uses its namespace"))))
 	})
 
-	It("asks only sockets that only root can have made, and all of them concurrently", Label("gc-sockets"), func() {
+	It("queries only sockets that only root can have created, and all concurrently", Label("gc-sockets"), func() {
 		g := newGCNode(ours(), "10.101.12")
 		g.runtime()
 		g.up(newPod(gone, "web-0"))
@@ -598,7 +598,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("its namespace exists"))))
 	})
 
-	DescribeTable("asks by the programs that", func(path string, isAll bool) {
+	DescribeTable("queries with the programs", func(path string, isAll bool) {
 		g := newGCNode(ours(), "10.101.8")
 		g.up(newPod(lives, "web-0"))
 		g.Cmd("sh", "-c", "mkdir -p /run/k3s/containerd; touch /run/k3s/containerd/containerd.sock")
@@ -621,11 +621,11 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Source).To(Equal("crictl " + socket + ", ctr " + socket))
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", "crictl knows the container")))
 	},
-		Entry("k3s keeps", Label("slow"), "/var/lib/rancher/k3s/data/current/bin", false),
-		Entry("RKE2 keeps", Label("slow"), "/var/lib/rancher/rke2/bin", false),
-		Entry("k3s is", "", true))
+		Entry("that k3s keeps", Label("slow"), "/var/lib/rancher/k3s/data/current/bin", false),
+		Entry("that RKE2 keeps", Label("slow"), "/var/lib/rancher/rke2/bin", false),
+		Entry("that are k3s itself", "", true))
 
-	It("takes no namespace that lives where a runtime gives no answer, or would not know the container", func() {
+	It("keeps an existing namespace if a runtime gives no answer, or may not know the container", func() {
 		g := newGCNode(ours(), "10.101.4")
 		g.runtime()
 		g.up(newPod("0d6c3b7e-nomad", "web-0"))

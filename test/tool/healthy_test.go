@@ -12,18 +12,18 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// healthy is a node that works, although something on it looks like a fault.
+// healthy is a node that works, although a part of it looks like a fault.
 type healthy struct {
 	what   string
 	list   string
 	before string // commands before ADD
 	after  string // commands after ADD
-	ask    string // what explain is asked for
+	ask    string // the argument of explain
 	ports  []map[string]any
 	need   string // a feature of the kernel
-	isOurs bool   // the reference refuses the list
-	more   string // the file of a second list, with which the pod is attached, too
-	quick  bool   // one of those of make test
+	isOurs bool   // the reference rejects the list
+	more   string // the file of a second list, which also attaches the pod
+	quick  bool   // also in make test
 }
 
 // loopbackList is the network that containerd attaches to each pod.
@@ -153,7 +153,7 @@ var _ = Describe("hawser on a healthy node", Label("tool-healthy"), func() {
 		Expect(process.Process.Kill()).To(Succeed())
 		_ = process.Wait()
 		Eventually(func() string { return m.says("ls", "--orphans") }).Should(ContainSubstring("web-0"))
-	}, Entry("of ours", ours), Entry("of the reference", Label("slow"), reference))
+	}, Entry("of Hawser", ours), Entry("of the reference", Label("slow"), reference))
 
 	DescribeTable("finds nothing wrong", append(append([]any{looks(all)}, ofOurs...), table...)...)
 	DescribeTable("finds nothing wrong with the reference's plugins", append([]any{Label("slow"), looks(reference)},

@@ -33,7 +33,7 @@ func (a attachment) held(kind string) (values []string) {
 }
 
 var _ = Describe("hawser ls", Label("tool-ls"), func() {
-	It("does not call a loopback the reference's, of which nothing tells whose it is", func() {
+	It("does not attribute a loopback, whose origin is unknown, to the reference", func() {
 		m := newMachine(ours(), usual)
 		nstest.Build("loopback")
 		m.list = nstest.Must(libcni.NetworkConfFromBytes([]byte(
@@ -45,7 +45,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 			Not(ContainSubstring("reference"))))
 	})
 
-	It("calls nobody's interface the reference's", func() {
+	It("does not attribute another project's interface to the reference", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("mkdir", "/var/lib/cni/results")
 		m.write("/var/lib/cni/results/cilium-c1-eth0", `{"containerId": "c1", "ifName": "eth0", "networkName": "cilium",
@@ -57,7 +57,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 			HaveField("Addresses", []string{"10.9.0.7"}))))
 	})
 
-	It("takes containers of multus and of cri-dockerd for attached", func() {
+	It("treats containers of multus and of cri-dockerd as attached", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		for _, dir := range []string{"multus", "cache"} {
 			m.cni = libcni.NewCNIConfigWithCacheDir([]string{"/opt/cni/bin"}, "/var/lib/cni/"+dir, nil)
@@ -92,7 +92,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(asks[[]attachment](m, "ls", "other")).To(BeEmpty())
 	})
 
-	It("lists the leases of cluster-local, which is not in this program, by its records", func() {
+	It("lists the leases of cluster-local, which is a separate program, from its records", func() {
 		nstest.Build(nstest.Apart)
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
@@ -106,7 +106,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(m.says("ls")).To(ContainSubstring("10.30.0.7"))
 	})
 
-	It("marks those of the reference's plugins", func() {
+	It("marks attachments of the reference's plugins", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		all := asks[[]attachment](m, "ls")
@@ -115,7 +115,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 			`pods +shop/web-0 +eth0 +10\.88\.0\.2 +veth\w+ .*created by the reference plugins`))
 	})
 
-	It("finds what nobody needs any more, and says why", func() {
+	It("finds orphans, and gives the reason", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
 		gone := m.up(newPod("c2", "web-1"))
@@ -128,7 +128,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(m.says("ls", "--orphans")).To(ContainSubstring("c1"))
 	})
 
-	It("takes no container for gone of which the runtime remembers another network: multus remembers its own", func() {
+	It("does not call a container an orphan if the runtime has a record of another network, as with multus", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
 		m.Cmd("sh", "-c", "rm -r /run/hawser/firewall; cd /var/lib/cni; mkdir multus; mv results multus; mkdir results")
@@ -138,7 +138,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(asks[[]attachment](m, "ls", "--orphans")).To(BeEmpty())
 	})
 
-	It("knows that the path of a namespace has another container by now", func() {
+	It("recognizes that a namespace's path now belongs to another container", func() {
 		m := newMachine(ours(), usual)
 		one, two := newPod("c1", "web-0", hostPort(8080, 80)), newPod("c2", "web-1")
 		const path = "/run/container"
@@ -154,7 +154,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(m.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("8080"))
 	})
 
-	It("lists what it can read, and fails, where a file is damaged", func() {
+	It("lists what it can read, but fails, if a file is damaged", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
 		m.write("/etc/cni/net.d/20-x.conflist", "{")
@@ -173,7 +173,7 @@ type failure struct {
 }
 
 var _ = Describe("hawser why", Label("tool-why"), func() {
-	It("says why a pod that is gone had no network", func() {
+	It("gives the reason why a removed pod had no network", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		bad := newPod("0badbadbad", "web-1", hostPort(8080, 80))
@@ -195,7 +195,7 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 			`(?s)^pod: +shop/web-1\n.*failed: +ADD at .*, 2 times since .*code 104: .*what to do: `))
 	})
 
-	It("says whether it is attached by now", func() {
+	It("says whether the container is attached now", func() {
 		m := newMachine(ours(), usual)
 		one := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		two := newPod("c2c2", "web-1", hostPort(8080, 80))
@@ -207,7 +207,7 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 			HaveField("Now", "the container is attached: a later call succeeded")))
 	})
 
-	It("says of an old record what is true today", func() {
+	It("compares an old record with the current state", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		m.Cmd("cp", listFile, "/run/good")
@@ -227,7 +227,7 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 			HaveField("Doctor", ConsistOf(HavePrefix("drift: "))))))
 	})
 
-	It("names the IPAM plugin and what it said", func() {
+	It("prints the name and the message of the IPAM plugin", func() {
 		m := newMachine(ours(), strings.ReplaceAll(usual, "10.88.0.0/24", "10.88.0.0/30"))
 		m.up(newPod("c1", "web-0"))
 		Expect(m.add(newPod("c2c2", "web-1"))).NotTo(Succeed())
@@ -236,7 +236,7 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 			HaveField("Msg", ContainSubstring("no IP addresses available")))))
 	})
 
-	It("says what would make a call fail where no plugin of ours could leave a record", func() {
+	It("prints what would make a call fail if no plugin of Hawser could leave a record", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.Cmd("sh", "-ec", second("more", "10.99.0.0/30"))
 		m.up(newPod("c1c1", "web-0"))

@@ -34,7 +34,7 @@ var _ = Describe("hawser metrics", Label("tool-metrics"), func() {
 		Expect(text).NotTo(ContainSubstring("drift"))
 	})
 
-	It("counts leases of containers that are gone, also of the reference", func() {
+	It("counts leases of containers that no longer exist, also of the reference", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.up(newPod("c1", "web-0")).Unpin()
 		Eventually(func() string { return m.says("metrics") }).Should(
@@ -54,7 +54,7 @@ var _ = Describe("hawser metrics", Label("tool-metrics"), func() {
 		Expect(m.says("check")).NotTo(ContainSubstring("overlaps"))
 	})
 
-	It("treats nothing as free or orphaned that it cannot read", func() {
+	It("treats nothing as free or orphaned if it cannot read the records", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
 		m.Cmd("sh", "-ec", "rm -r /var/lib/cni/results /run/hawser/firewall; echo x >/var/lib/cni/results\n"+
@@ -65,7 +65,7 @@ var _ = Describe("hawser metrics", Label("tool-metrics"), func() {
 		Expect(out.Stdout).NotTo(ContainSubstring("hawser_addresses_free{"))
 	})
 
-	It("ignores a line of a log that is longer than any call's, and reads the others", func() {
+	It("ignores a line of the log that is longer than that of any call, and reads the others", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-c", `line='{"plugin":"bridge","verb":"ADD","ms":1}'
 			(echo "$line"; head -c 3000000 /dev/zero | tr '\0' x; echo; echo "$line") >/etc/cni/net.d/log`)
@@ -73,7 +73,7 @@ var _ = Describe("hawser metrics", Label("tool-metrics"), func() {
 			`hawser_call_duration_seconds_count{plugin="bridge",verb="ADD"} 2` + "\n"))
 	})
 
-	It("makes a histogram of the log, and writes a file", func() {
+	It("writes a file with a histogram of the log", func() {
 		m := newMachine(ours(), usual)
 		m.write("/etc/cni/net.d/log", `{"time":"x","plugin":"bridge","verb":"ADD","ms":7.5}
 {"time":"x","plugin":"bridge","verb":"ADD","ms":1200,"error":{"code":11}}
@@ -100,13 +100,13 @@ nonsense
 		}
 	})
 
-	It("writes what promtool takes", func() {
+	It("writes what promtool accepts", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		promtool(strings.NewReader(m.says("metrics")), "check", "metrics")
 	})
 
-	It("has alert rules that fire, and that do not", func() {
+	It("has alert rules that fire in a fault, and only then", func() {
 		dir := GinkgoT().TempDir()
 		for from, name := range map[string]string{"../../docs/alerts.yaml": "alerts.yaml",
 			"testdata/alerts_test.yaml": "alerts_test.yaml"} {
@@ -117,7 +117,7 @@ nonsense
 	})
 })
 
-// promtool runs that program, which scripts/deps.sh takes out of Debian's package prometheus.
+// promtool runs promtool, which scripts/deps.sh extracts from Debian's package prometheus.
 func promtool(stdin *strings.Reader, args ...string) {
 	GinkgoHelper()
 	program := filepath.Join(nstest.Must(os.UserCacheDir()), "hawser", "promtool")

@@ -13,14 +13,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// renamed is the usual list as BuildKit and KubeVirt name plugins.
+// renamed is the usual list with plugin names of BuildKit and KubeVirt.
 func renamed() string {
 	return strings.NewReplacer(`"bridge", "bridge"`, `"buildkit-cni-bridge", "bridge"`,
 		`"host-local"`, `"buildkit-cni-host-local"`, `"portmap"`, `"cnv-portmap"`,
 		`"firewall"`, `"buildkit-cni-firewall"`).Replace(usual)
 }
 
-// links is a directory in which these names lead to the one program.
+// links returns a directory in which these names are links to the program.
 func links(names ...string) string {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -31,7 +31,7 @@ func links(names ...string) string {
 	return dir
 }
 
-var _ = It("no two plugins of ours answer to one name", Label("other-name"), func() {
+var _ = It("no two plugins of Hawser accept the same name", Label("other-name"), func() {
 	plugins := append(nstest.Plugins(), nstest.Apart, "whereabouts")
 	for _, name := range plugins {
 		for _, called := range []string{name, "x-" + name, "x-y-" + name} {
@@ -82,7 +82,7 @@ var _ = Describe("a plugin under a name that ends in the plugin's", Label("other
 		Expect(m.hawser("doctor").Stdout).To(ContainSubstring(overlap))
 	})
 
-	It("is cluster-local, which is a program of its own", func() {
+	It("can be cluster-local, which is a separate program", func() {
 		const lan = "site-cluster-local"
 		dir := links("bridge", "portmap", "firewall")
 		Expect(os.Symlink(nstest.Build(nstest.Apart), filepath.Join(dir, lan))).To(Succeed())
@@ -107,7 +107,7 @@ var _ = Describe("a plugin under a name that ends in the plugin's", Label("other
 			HaveField("Advice", advice+", or correct the name"))))
 	})
 
-	It("is found not to be one when the name ends in no plugin's", func() {
+	It("is reported as an error if the name ends in no plugin's", func() {
 		list := strings.Replace(renamed(), "buildkit-cni-bridge", "mybridge", 1)
 		m := newMachine(links(append(all, "mybridge")...), list)
 		Expect(m.checks()).To(ConsistOf(And(HaveField("Severity", "error"), HaveField("Key", "plugins[0].type"),
@@ -117,7 +117,7 @@ var _ = Describe("a plugin under a name that ends in the plugin's", Label("other
 			`, network "pods": plugin "mybridge" fails: type: "mybridge" is not a plugin of this program, which has b`))
 	})
 
-	It("is another program's where that has the name", func() {
+	It("is not checked as the plugin if it is another program", func() {
 		dir := links(all[1:]...)
 		Expect(os.WriteFile(filepath.Join(dir, "accelerated-bridge"), []byte("#!/bin/sh\n"+
 			`echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}'`), 0o755)).To(Succeed())

@@ -17,13 +17,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// check is what libcni's CHECK says of a container.
+// check returns the error of libcni's CHECK of a container.
 func (m *machine) check(p *pod) (err error) {
 	m.Do(func() { err = m.cni.CheckNetworkList(context.Background(), m.list, p.rt) })
 	return err
 }
 
-// download is a connection through a host port that sends back what it gets.
+// download opens a connection through a host port to a container that echoes.
 func (m *machine) download(p *pod, port string) net.Conn {
 	GinkgoHelper()
 	var listener net.Listener
@@ -53,7 +53,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 			`"type": "firewall"`, `"type": "firewall", "backend": "`+backend+`"`).Replace(usual)
 	}
 
-	DescribeTable("makes again what somebody flushed, under a connection that survives",
+	DescribeTable("restores flushed rules or sysctls while a connection survives",
 		func(list, flush string) {
 			nstest.Build("ptp")
 			m := newMachine(ours(), list)
@@ -83,7 +83,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 			"nft flush ruleset"),
 		Entry("a reset of sysctls", usual, "echo 0 >/proc/sys/net/ipv4/ip_forward"))
 
-	It("makes again what is missing of a container whose names are too long for a mark", func() {
+	It("restores the rules of a container whose names are too long for a mark", func() {
 		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "`+strings.Repeat("n", 70)+`", "plugins": [
 			{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
 			"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}}]}`)
@@ -97,7 +97,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(m.check(p)).To(Succeed())
 	})
 
-	DescribeTable("tells apart two interfaces of a container with names too long for a mark", func(length int) {
+	DescribeTable("distinguishes two interfaces of a container with names too long for a mark", func(length int) {
 		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "`+strings.Repeat("n", length)+`", "plugins": [
 			{"type": "bridge", "bridge": "cni0", "isGateway": true,
 			"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}}]}`)
@@ -111,14 +111,14 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 			And(HaveField("IfName", "eth10"), HaveField("Holdings", HaveLen(2)))))
 	}, Entry("one of them", 41), Entry("both", 43))
 
-	It("has packets translated again whose first was sent while the rules were gone", func() {
+	It("restores the translation of a flow whose first packet was sent while the rules were missing", func() {
 		m := newMachine(ours(), usual)
 		outside := nstest.NewOutside(m.Host)
 		port := hostPort(8080, 80)
 		port["protocol"] = "udp"
 		p := m.up(newPod("c1", "web-0", port))
 		m.SetSysctl("net/ipv4/ip_forward", "1")
-		// As kube-proxy does, and watch: somebody keeps translation and connection tracking going.
+		// As kube-proxy and watch do, another table keeps translation and connection tracking active.
 		m.Cmd("nft", `table ip others { chain nat { type nat hook output priority 0; }; chain state {
 			type filter hook output priority 0; ct state new accept; }; }`)
 		var out, in net.Conn
@@ -145,7 +145,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		}
 	})
 
-	DescribeTable("finds the namespace where libcni wrote none, as before 1.2", func(
+	DescribeTable("finds the namespace if libcni recorded none, as before 1.2", func(
 		plugins func() string, says string,
 	) {
 		m := newMachine(plugins(), usual)
@@ -160,10 +160,10 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 			Expect(out.Stdout).To(ContainSubstring(plugin+": "+says), out.Stderr)
 		}
 	},
-		Entry("ours", ours, "restored"),
-		Entry("the reference's", Label("slow"), nstest.Newest().Dir, "failed: "))
+		Entry("of Hawser", ours, "restored"),
+		Entry("of the reference", Label("slow"), nstest.Newest().Dir, "failed: "))
 
-	It("repairs what a list without CHECK made", func() {
+	It("repairs an attachment of a list without CHECK", func() {
 		m := newMachine(ours(), strings.Replace(usual, "1.0.0", "0.3.1", 1))
 		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
 		whole := slices.Sorted(strings.Lines(m.Snapshot("nftables")))
@@ -173,7 +173,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(slices.Sorted(strings.Lines(m.Snapshot("nftables")))).To(Equal(whole))
 	})
 
-	It("leaves the records of calls that failed, as doctor and metrics do", func() {
+	It("does not change the records of failed calls, nor do doctor and metrics", func() {
 		m := newMachine(ours(), usual)
 		for i := range 22 {
 			m.up(newPod(fmt.Sprintf("c%03d", i), fmt.Sprintf("web-%d", i), hostPort(8080+i, 80)))
@@ -188,7 +188,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(asks[[]failure](m, "why", "last")).To(ConsistOf(HaveField("Pod", "shop/web-bad")))
 	})
 
-	DescribeTable("finds nothing missing of a healthy container, whatever the reference's CHECK says", func(
+	DescribeTable("restores nothing for a healthy container, even if the reference's CHECK fails", func(
 		list, change string, says types.GomegaMatcher,
 	) {
 		m := newMachine(nstest.Newest().Dir(), list)
@@ -206,7 +206,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Entry("a sysctl of several values", strings.Replace(usual, `{"type": "firewall"}`,
 			`{"type": "tuning", "sysctl": {"net.ipv4.ip_local_port_range": "20000 30000"}}`, 1), "", HaveOccurred()))
 
-	It("says once under watch what it cannot repair", func() {
+	It("prints only once under watch what it cannot repair", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.up(newPod("c1c1", "web-0"))
 		m.Cmd("sh", "-c", "nft flush ruleset; echo { >/var/lib/cni/results/x")
@@ -227,7 +227,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(m.Cmd("cat", "/run/x.prom")).To(ContainSubstring(`hawser_check_drift{network="pods"} 1` + "\n"))
 	})
 
-	It("restores nothing that the reference made, since nothing tells a flush from a DEL that has begun", func() {
+	It("restores nothing of the reference, because a flush cannot be distinguished from a DEL that has begun", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
 		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
@@ -240,7 +240,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(m.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 	})
 
-	DescribeTable("leaves host ports alone while the bridge is down", func(plugins func() string) {
+	DescribeTable("does not change host ports while the bridge is down", func(plugins func() string) {
 		m := newMachine(plugins(), usual)
 		nstest.NewOutside(m.Host)
 		m.IP("route add default via 192.0.2.2")
@@ -254,9 +254,9 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(m.Files("/run/hawser") + strings.Join(m.rules(), "")).To(Equal(was))
 		Expect(m.Sysctl("net/ipv4/conf/ext/route_localnet")).To(Equal("0"))
 		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
-	}, Entry("ours", ours), Entry("the reference's", Label("slow"), nstest.Newest().Dir))
+	}, Entry("of Hawser", ours), Entry("of the reference", Label("slow"), nstest.Newest().Dir))
 
-	It("names a container that is not there", func() {
+	It("names a container that does not exist", func() {
 		m := newMachine(ours(), usual)
 		out := m.hawser("reapply", "c1c1")
 		Expect(out.Exit).To(Equal(1))

@@ -9,8 +9,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// rulesOf returns a ruleset of nft with a table site, whose chain forward drops all packets but answers and what the
-// rules accept. The rules can use a chain other, a counter c, a quota q and a limit l.
+// rulesOf returns an nft ruleset with a table site, whose chain forward drops all packets except answers and those that
+// the rules accept. The rules can use the chain other, the counter c, the quota q and the limit l.
 func rulesOf(rules, other string) string {
 	lines := func(text string) string { return strings.ReplaceAll(text, "; ", "\n") }
 	return "add table inet site\ndelete table inet site\ntable inet site {\ncounter c {}\nquota q { over 1 mbytes }\n" +
@@ -18,7 +18,7 @@ func rulesOf(rules, other string) string {
 		"type filter hook forward priority 10; policy drop\nct state established accept\n" + lines(rules) + "\n}\n}\n"
 }
 
-// defaultRoute is commands that give the node an uplink.
+// defaultRoute contains commands that give the node an uplink.
 const defaultRoute = `ip link add e0 type veth peer name switch0; ip link set e0 up; ip link set switch0 up
 	ip addr add 192.0.2.77/24 dev e0; ip route replace default dev e0`
 
@@ -182,7 +182,7 @@ var _ = Describe("hawser on a node with rules of other programs", Label("tool-ex
 		}
 		m.write("/run/site.nft", rulesOf("iifname cni0 accept; ct status dnat accept", ""))
 		m.Cmd("nft", "-f", "/run/site.nft")
-		Expect(m.says("explain", "8080")).To(ContainSubstring("obstacles\n  "+passes), "translated by portmap")
+		Expect(m.says("explain", "8080")).To(ContainSubstring("obstacles\n  "+passes), "ct status dnat")
 		m.write("/run/site.nft", strings.NewReplacer("policy drop", "policy accept").Replace(
 			rulesOf("iifname cni0 jump other", "ip saddr 10.88.0.0/16 drop")))
 		m.Cmd("nft", "-f", "/run/site.nft")
@@ -200,7 +200,7 @@ var _ = Describe("hawser on a node with rules of other programs", Label("tool-ex
 		return program + " -I DOCKER-USER -s 10.88.0.0/24 -j ACCEPT; " + program + " -I DOCKER-USER -d 10.88.0.0/24 " +
 			"-j ACCEPT"
 	}
-	DescribeTable("reports drops for containers only", func(need, program, rules, says, explained, remedy string) {
+	DescribeTable("reports only relevant drops", func(need, program, rules, says, explained, remedy string) {
 		if need != "" {
 			nstest.Need(need)
 		}
@@ -233,7 +233,7 @@ var _ = Describe("hawser on a node with rules of other programs", Label("tool-ex
 		Entry("of kube-proxy with nftables", "", "nft -f", kubeProxy, "", "", ""),
 	)
 
-	It("does not call a bridge to another network a bridge of containers", Label("kernel"), func() {
+	It("does not mistake a bridge to another network for a bridge of containers", Label("kernel"), func() {
 		nstest.Need("tap")
 		m := newMachine(ours(), open)
 		m.up(newPod("c1", "web-0"))
@@ -250,7 +250,7 @@ var _ = Describe("hawser on a node with rules of other programs", Label("tool-ex
 		}
 	})
 
-	It("knows the gateway of a VLAN", Label("kernel"), func() {
+	It("recognizes the gateway interface of a VLAN", Label("kernel"), func() {
 		nstest.Need("vlan_filtering")
 		m := newMachine(ours(), strings.Replace(open, `"ipMasq"`, `"vlan": 7, "ipMasq"`, 1))
 		m.up(newPod("c1", "web-0"))

@@ -18,8 +18,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// texts returns the string constants of a file, except imports, struct tags and the descriptions of commands. Constants
-// that are added to each other are one text, in which %s stands for each other value.
+// texts returns the string constants of a file, except imports, struct tags and the descriptions of commands. The
+// constants of one sum are one text, in which %s replaces each other value.
 func texts(file string) (all []string) {
 	GinkgoHelper()
 	var collect func(n ast.Node) bool
@@ -49,7 +49,7 @@ func texts(file string) (all []string) {
 				ast.Inspect(n.Args[len(n.Args)-1], collect)
 				return false
 			case slices.Contains([]string{"Contains", "HasPrefix", "TrimSuffix", "MustCompile"}, f.Sel.Name):
-				return false // compared with another text
+				return false // compared with other text
 			}
 		case *ast.ValueSpec:
 			return len(n.Names) == 0 || n.Names[0].Name != "short"
@@ -67,8 +67,8 @@ func texts(file string) (all []string) {
 	return all
 }
 
-// phrases returns the parts of a text that verbs such as %s and the placeholders of why separate, without parts of less
-// than three words.
+// phrases returns the parts of a text between verbs such as %s and the placeholders of why, except parts of fewer than
+// three words.
 func phrases(text string) (all []string) {
 	for _, part := range regexp.MustCompile(`%[#.\d\[\]]*[a-z]|\n|OBJECT|FILE`).Split(text, -1) {
 		words := strings.Fields(strings.Trim(part, " :;,.()"))
@@ -79,7 +79,7 @@ func phrases(text string) (all []string) {
 	return all
 }
 
-// silences has, for each file with sentences, the spec in which none of them appears, and what that spec expects.
+// silences names, for each file with sentences, a spec in which none of them appears, and what that spec expects.
 var silences = map[string][2]string{
 	"tool/doctor.go":      {"test/tool/healthy_test.go", `Equal([]any{"nothing is wrong\n", 0})`},
 	"tool/doctorhost.go":  {"test/tool/healthy_test.go", `Equal([]any{"nothing is wrong\n", 0})`},
@@ -93,8 +93,8 @@ var silences = map[string][2]string{
 	"node/packet.go":      {"test/tool/rules_test.go", "obstacles\\n  none found"},
 }
 
-// Specs expect a sentence if they have all its phrases. fault.breaks also shows that a sentence of doctor does not
-// appear before the fault and after its end.
+// Specs expect a sentence if they contain all its phrases. fault.breaks also shows that a sentence of doctor appears
+// neither before the fault nor after the repair.
 var _ = It("a spec expects each sentence of doctor, check, why and explain", Label("tool-doctor"), func() {
 	specs := map[string]string{} // all texts of each file
 	for _, pattern := range []string{"test/tool/*_test.go", "cmd/hawser/tool/*_test.go"} {

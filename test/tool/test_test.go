@@ -17,13 +17,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// tester is a node whose lists are tested: it has an uplink, behind which is a DNS server.
+// tester is a node whose lists are tested; behind its uplink is a DNS server.
 type tester struct {
 	*machine
 	plugins string
 }
 
-// newTester makes one with plugins of its own directory.
+// newTester makes a node with its own plugin directory.
 func newTester(plugins, list string) tester {
 	GinkgoHelper()
 	t := tester{plugins: GinkgoT().TempDir()}
@@ -37,7 +37,7 @@ func newTester(plugins, list string) tester {
 	return t
 }
 
-// place gives a directory a program, which it shares with the program's own directory if both are on one file system.
+// place links a program into a directory, or copies it if the directory is on another file system.
 // A spec may rename the file, but must not write to it.
 func place(file, dir string) {
 	GinkgoHelper()
@@ -47,7 +47,7 @@ func place(file, dir string) {
 	}
 }
 
-// wrap puts a script around a plugin, which stays as "$0.real".
+// wrap replaces a plugin by a script, which can run the plugin as "$0.real".
 func (t tester) wrap(plugin, script string) {
 	GinkgoHelper()
 	file := filepath.Join(t.plugins, plugin)
@@ -55,7 +55,7 @@ func (t tester) wrap(plugin, script string) {
 	Expect(os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o755)).To(Succeed())
 }
 
-// hangs starts hawser test, and returns when ADD of firewall hangs.
+// hangs starts hawser test, and returns when firewall's ADD hangs.
 func (t tester) hangs() *exec.Cmd {
 	GinkgoHelper()
 	t.wrap("firewall", `[ "$CNI_COMMAND" = ADD ] || exec "$0.real"; touch /run/hangs; exec sleep 60`)
@@ -65,7 +65,7 @@ func (t tester) hangs() *exec.Cmd {
 	return cmd
 }
 
-// test runs hawser test. What comes are the outcomes of the steps: its exit status says whether all is well.
+// test runs hawser test and returns the outcome of each step. The exit status must agree with the output.
 func (t tester) test(args ...string) map[string]string {
 	GinkgoHelper()
 	out := t.hawser(append([]string{"test", "--json"}, args...)...)
@@ -87,7 +87,7 @@ func (t tester) test(args ...string) map[string]string {
 	return words
 }
 
-// state is all that a test must leave as it was, but host-local's counter and its copy of the leases.
+// state is all that a test must leave unchanged, without host-local's counter and its copy of the leases.
 func (t tester) state() string {
 	GinkgoHelper()
 	t.Cmd("sh", "-c", "rm -rf /var/lib/cni/networks/*/last_reserved_ip.* /var/lib/cni/networks/.hawser")
@@ -117,7 +117,7 @@ func all() string {
 	return ours()
 }
 
-// works are the outcomes on a node on which all is well.
+// works matches the outcomes on a node without faults.
 func works() types.GomegaMatcher {
 	ok := Equal("ok")
 	return And(HaveKeyWithValue("CHECK", ok), HaveKeyWithValue("gateway", HavePrefix("ok: 10.88.0.1")),
@@ -137,8 +137,8 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 			Expect(t.state()).To(Equal(was))
 			Expect(t.says("ls")).NotTo(ContainSubstring("pods"))
 		},
-		Entry("of ours", all, dual, both()), Entry("of the reference", Label("slow"), reference, dual, both()),
-		Entry("of ours: ptp", all, pointToPoint, one()),
+		Entry("of Hawser", all, dual, both()), Entry("of the reference", Label("slow"), reference, dual, both()),
+		Entry("of Hawser: ptp", all, pointToPoint, one()),
 		Entry("of the reference: ptp", Label("slow"), reference, pointToPoint, one()))
 
 	type change struct {
@@ -168,11 +168,11 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 			t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook output priority 0; };
 				add rule inet admin no tcp dport 80 drop`)
 		}, "host port", "failed: dial tcp 192.0.2.1:", true},
-		{"addresses that two containers have", func(t tester) {
+		{"an address that two containers have", func(t tester) {
 			t.wrap("host-local", `echo '{"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/24"}]}'`)
 		}, "second ADD", "failed: both containers have 10.88.0.7", false},
 	}
-	DescribeTable("says which step fails, and leaves nothing", func(plugins func() string) {
+	DescribeTable("names the step that fails, and leaves nothing", func(plugins func() string) {
 		t := newTester(plugins(), usual)
 		t.test()
 		was := t.state()
@@ -188,7 +188,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 			t.Cmd("sh", "-c", "nft delete table inet admin; nft delete table bridge admin; true")
 			Expect(t.state()).To(Equal(was), c.what)
 		}
-	}, Entry("of ours", all), Entry("of the reference", Label("slow"), reference))
+	}, Entry("of Hawser", all), Entry("of the reference", Label("slow"), reference))
 
 	DescribeTable("names what DEL leaves", func(plugins func() string) {
 		t := newTester(plugins(), usual)
@@ -197,9 +197,9 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.test()).To(And(HaveKeyWithValue("DEL", "ok"), HaveKeyWithValue("leftovers", And(
 			HavePrefix("failed: "), ContainSubstring("address 10.88.0.2 (/var/lib/cni/networks/pods/10.88.0.2)"),
 			MatchRegexp("firewall 10.88.0.2|rule for 10.88.0.2 in ip filter, chain CNI-FORWARD")))))
-	}, Entry("of ours", all), Entry("of the reference", Label("slow"), reference))
+	}, Entry("of Hawser", all), Entry("of the reference", Label("slow"), reference))
 
-	It("gives a plugin that hangs no more time than it has, and the others theirs", Label("slow"), func() {
+	It("limits the time of a plugin that hangs, and still runs the others", Label("slow"), func() {
 		t := newTester(all(), usual)
 		t.test()
 		was := t.state()
@@ -215,7 +215,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.state()).To(Equal(was))
 	})
 
-	DescribeTable("takes everything away when it is told to end", func(signal syscall.Signal) {
+	DescribeTable("removes everything when it is ended", func(signal syscall.Signal) {
 		t := newTester(all(), usual)
 		t.test()
 		was := t.state()
@@ -226,7 +226,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.state()).To(Equal(was))
 	}, Entry("by Ctrl-C", Label("slow"), syscall.SIGINT), Entry("by SIGTERM", syscall.SIGTERM))
 
-	It("takes everything away when no process reads its output", func() {
+	It("removes everything when no process reads its output", func() {
 		t := newTester(all(), usual)
 		t.test()
 		was := t.state()
@@ -235,8 +235,8 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.state()).To(Equal(was))
 	})
 
-	It("leaves to gc what plugins keep, and no namespace, when it is killed", func() {
-		t := newTester(all(), strings.ReplaceAll(usual, "10.88.0", "10.101.9")) // gc looks for addresses everywhere
+	It("leaves only what gc removes, and no namespace, when it is killed", func() {
+		t := newTester(all(), strings.ReplaceAll(usual, "10.88.0", "10.101.9")) // gc searches the host for it
 		t.test()
 		was := t.state()
 		cmd := t.hangs()
@@ -247,14 +247,14 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.state()).To(Equal(was))
 	})
 
-	It("leaves no record of a failure, and says what the plugin said", func() {
+	It("leaves no record of a failure, and prints the plugin's message", func() {
 		t := newTester(all(), strings.Replace(usual, `"ipMasq"`, `"mtu": 7, "ipMasq"`, 1))
 		Expect(t.test()).To(HaveKeyWithValue("ADD", ContainSubstring("mtu")))
 		Expect(t.hawser("why", "last").Exit).To(Equal(1))
 		Expect(t.Cmd("sh", "-c", "ls /run/hawser/failures 2>/dev/null || true")).To(BeEmpty())
 	})
 
-	DescribeTable("says what it does not fail for", func(from, to, step, says string) {
+	DescribeTable("reports without failing", func(from, to, step, says string) {
 		t := newTester(all(), strings.Replace(dual, from, to, 1))
 		t.IP("link set ext mtu 1400")
 		Expect(t.test("/etc/cni/net.d/10-pods.conflist")).To(HaveKeyWithValue(step, says))
@@ -269,7 +269,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Entry("no host ports", `"portMappings"`, `"bandwidth"`, "host port",
 			"skipped: no plugin of the list uses portMappings"))
 
-	DescribeTable("fails for no packets that a list keeps away", func(from, to string) {
+	DescribeTable("does not fail for packets that a list blocks", func(from, to string) {
 		t := newTester(all(), strings.Replace(usual, from, to, 1))
 		place(nstest.Build("tc-redirect-tap"), t.plugins)
 		Expect(t.test()).NotTo(ContainElement(HavePrefix("failed")))
@@ -278,7 +278,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Entry("by a policy", `"type": "firewall"`, `"type": "firewall", "ingressPolicy": "isolated"`),
 		Entry("for a virtual machine", `"type": "firewall"`, `"type": "tc-redirect-tap"`))
 
-	It("takes a gateway that answers ARP and nothing else", Label("slow"), func() {
+	It("accepts a gateway that answers only ARP", Label("slow"), func() {
 		t := newTester(all(), dual)
 		t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook input priority 0; };
 			add rule inet admin no icmp type echo-request drop; add rule inet admin no icmpv6 type echo-request drop`)
@@ -297,7 +297,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		plugintest.ServeDHCP(t.Host, "cni0", "10.88.0.50,10.88.0.60")
 		Expect(t.test()).To(And(HaveKeyWithValue("ADD", HavePrefix("ok: 10.88.0.")),
 			HaveKeyWithValue("gateway", "ok: 10.88.0.1"), HaveKeyWithValue("leftovers", "ok")))
-	}, Entry("of ours", all), Entry("of the reference", Label("slow"), reference))
+	}, Entry("of Hawser", all), Entry("of the reference", Label("slow"), reference))
 
 	It("tries a gateway with a link-local address", Label("slow"), func() {
 		t := newTester(all(), strings.NewReplacer(`"dst": "::/0"`, `"dst": "::/0", "gw": "fe80::77"`, "nameservers",
@@ -307,21 +307,21 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.test()).To(HaveKeyWithValue("gateway", "ok: 10.88.0.1, fe80::77"))
 	})
 
-	It("takes a loopback", func() {
+	It("accepts a loopback list", func() {
 		t := newTester(all(), `{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
 		Expect(t.test()).To(And(HaveKeyWithValue("ADD", HavePrefix("ok: 127.0.0.1")),
 			HaveKeyWithValue("second ADD", "skipped: each container has its own loopback"),
 			Not(ContainElement(HavePrefix("failed")))))
 	})
 
-	It("prints a line for each step, beside a list of others that is damaged", func() {
+	It("prints a line for each step, beside another, damaged list", func() {
 		t := newTester(all(), usual)
 		t.write("/etc/cni/net.d/99-x.conflist", "{")
 		Expect(t.says("test", "pods")).To(And(HavePrefix("network pods of /etc/cni/net.d/10-pods.conflist\n"),
 			MatchRegexp(`(?m)^ADD +\d\.\d{3}s  ok: 10.88.0.2$`), MatchRegexp(`(?m)^DEL again +\d\.\d{3}s  ok$`)))
 	})
 
-	// list is one of bridge with these keys in the place of its IPAM configuration.
+	// list returns a list of bridge with these keys after the bridge's name.
 	list := func(keys string) string {
 		return `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "cni0", ` +
 			keys + `}]}`
@@ -334,7 +334,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 	}
 	const pool = `"ipam": {"type": "host-local", "subnet": "10.88.0.0/24"}`
 
-	It("refuses, and changes nothing, what a live container, the host or the network may have", func() {
+	It("refuses, without a change, what a live container, the host or the network may have", func() {
 		t := newTester(all(), usual)
 		t.IP("link add cold type veth peer name p0", "addr add 10.9.9.9/24 dev cold",
 			"link add port type veth peer name p1", "link add br0 type bridge", "link set port master br0",
@@ -346,7 +346,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		for _, w := range []struct{ what, list, key, why string }{
 			{"addresses of static", list(`"ipam": {"type": "static", "addresses": [{"address": "10.88.0.2/24"}]}`),
 				"plugins[0].ipam.addresses: ", "fixed addresses"},
-			{"its addresses in args", list(`"args": {"cni": {"ips": ["10.88.0.2/24"]}}, "ipam": {"type": "static"}`),
+			{"addresses in args", list(`"args": {"cni": {"ips": ["10.88.0.2/24"]}}, "ipam": {"type": "static"}`),
 				"plugins[0].args.cni.ips: ", "fixed addresses"},
 			{"in runtimeConfig", list(`"runtimeConfig": {"ips": ["10.88.0.2/24"]}, "ipam": {"type": "static"}`),
 				"plugins[0].runtimeConfig.ips: ", "fixed addresses"},
@@ -361,18 +361,18 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 			{"a device that is down and has an address", hostDevice(`"device": "cold", ` + pool),
 				`plugins[0].device "cold": `, "cold has address 10.9.9.9/24"},
 			{"a port", hostDevice(`"device": "port"`), `plugins[0].device "port": `, "is a port of another interface"},
-			{"one that is up, by its MAC address", hostDevice(`"hwaddr": "02:00:00:00:0e:0e"`), `plugins[0].hwaddr`,
+			{"a device that is up, by its MAC", hostDevice(`"hwaddr": "02:00:00:00:0e:0e"`), `plugins[0].hwaddr`,
 				"warm is up"},
-			{"one that is elsewhere", hostDevice(`"pciBusID": "ffff:ff:1f.7"`), `plugins[0].pciBusID`,
+			{"a device that is not in this namespace", hostDevice(`"pciBusID": "ffff:ff:1f.7"`), `plugins[0].pciBusID`,
 				"may be in use elsewhere"},
-			{"one of another project's plugin", strings.Replace(hostDevice(`"deviceID": "ffff:ff:1f.7"`),
+			{"a device of another project's plugin", strings.Replace(hostDevice(`"deviceID": "ffff:ff:1f.7"`),
 				"host-device", "sriov", 1), `plugins[0].deviceID`, "may be in use elsewhere"},
 			{"the master of macvlan's passthru", passthru(`"master": "ext", `), `plugins[0].master "ext": `,
 				"ext has address"},
-			{"the default route's", passthru(""), `plugins[0].master "": `, "ext has address"},
-			{"of a plugin by a longer name", strings.Replace(hostDevice(`"device": "ext"`), "host-device",
+			{"the default route's interface as the master", passthru(""), `plugins[0].master "": `, "ext has address"},
+			{"the uplink with a plugin of a longer name", strings.Replace(hostDevice(`"device": "ext"`), "host-device",
 				"my-host-device", 1), `plugins[0].device "ext": `, "ext has address"},
-			{"of a list in multus", `{"cniVersion": "1.0.0", "name": "pods", "type": "multus", "delegates": [` +
+			{"the uplink in multus", `{"cniVersion": "1.0.0", "name": "pods", "type": "multus", "delegates": [` +
 				hostDevice(`"device": "ext"`) + `]}`, `delegates[0].plugins[0].device "ext": `, "ext has address"},
 		} {
 			t.write(listFile, w.list)
@@ -402,12 +402,12 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 			`: /etc/cni/net.d/20-others.conflist: plugins[0].device "ext": `))
 	})
 
-	It("takes an idle device, and brings it home", func() {
+	It("borrows an idle device, and returns it", func() {
 		t := newTester(all(), hostDevice(`"device": "idle", `+pool))
 		place(nstest.Build("host-device"), t.plugins)
 		t.IP("link add idle type veth peer name p0")
 		t.Cmd("sh", "-c", "rm -rf /run/hawser")
-		look := func() string { // without the index
+		look := func() string { // without the index, which changes
 			_, text, _ := strings.Cut(t.Cmd("ip", "link", "show", "idle"), ": ")
 			return text
 		}
@@ -424,10 +424,10 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(out.Stdout).To(BeEmpty())
 		Expect(out.Stderr).To(ContainSubstring(says))
 	},
-		Entry("a name of nothing", `"shop" is neither a file nor a network in /etc/cni/net.d`, "shop"),
+		Entry("an unknown name", `"shop" is neither a file nor a network in /etc/cni/net.d`, "shop"),
 		Entry("a directory without lists", "no network list in /run", "--conf", "/run"),
 		Entry("a list without plugins", "/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/ip_forward"),
-		Entry("no time", "--timeout: 1ms is too short; pass 1s or more", "--timeout", "1ms"))
+		Entry("a timeout that is too short", "--timeout: 1ms is too short; pass 1s or more", "--timeout", "1ms"))
 })
 
 func both() types.GomegaMatcher {

@@ -1,5 +1,5 @@
-// Package tool_test runs hawser, the node's tool, on throw-away nodes on which libcni, which is below all runtimes,
-// attaches containers.
+// Package tool_test runs hawser, the node's tool, on temporary nodes whose containers libcni attaches, as in all
+// runtimes.
 package tool_test
 
 import (
@@ -33,14 +33,14 @@ type machine struct {
 	list *libcni.NetworkConfigList
 }
 
-// usual is a network of bridge, portmap and firewall. The reference takes it too.
+// usual is a network of bridge, portmap and firewall. The reference also accepts it.
 const usual = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": "portmap", "capabilities": {"portMappings": true}},
   {"type": "firewall"}]}`
 
-// newMachine makes a node with the plugins of a directory, and a list.
+// newMachine creates a node with a plugin directory and a list.
 func newMachine(plugins, list string) *machine {
 	GinkgoHelper()
 	m := &machine{Host: nstest.NewHost()}
@@ -59,7 +59,7 @@ func newMachine(plugins, list string) *machine {
 	return m
 }
 
-// ours is a directory with the plugins of the list.
+// ours is a directory with Hawser's plugins for the usual list.
 func ours() string {
 	GinkgoHelper()
 	for _, plugin := range []string{"bridge", "portmap", "firewall"} {
@@ -113,7 +113,7 @@ func (m *machine) hawser(args ...string) nstest.Output {
 	return m.Run(nstest.Program{Path: nstest.Build("hawser"), Args: args})
 }
 
-// starts starts the tool. said returns what it has printed so far.
+// starts runs the tool in the background. said returns what it has printed so far.
 func (m *machine) starts(args ...string) (cmd *exec.Cmd, said func() string) {
 	GinkgoHelper()
 	file := filepath.Join(GinkgoT().TempDir(), "said")
@@ -137,7 +137,7 @@ func (m *machine) problems(command string, args ...string) (all []finding) {
 	return all
 }
 
-// says is what the tool prints when it succeeds.
+// says returns the output of the tool, which must succeed.
 func (m *machine) says(args ...string) string {
 	GinkgoHelper()
 	out := m.hawser(args...)
@@ -146,7 +146,7 @@ func (m *machine) says(args ...string) string {
 	return out.Stdout
 }
 
-// asks decodes what the tool prints with --json.
+// asks decodes the output of the tool with --json.
 func asks[T any](m *machine, args ...string) (v T) {
 	GinkgoHelper()
 	Expect(json.Unmarshal([]byte(m.says(append(args, "--json")...)), &v)).To(Succeed())
@@ -161,14 +161,14 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 		return out
 	}
 
-	It("refuses what it does not know", func() {
+	It("refuses an unknown command", func() {
 		m := newMachine(ours(), usual)
 		for _, args := range []string{"bogus", "help bogus", "completion bogus"} {
 			Expect(fails(m, args).Stderr).To(HavePrefix(`hawser: unknown command "bogus" for "hawser`))
 		}
 	})
 
-	It("says why it fails in JSON, too", func() {
+	It("also prints an error as JSON with --json", func() {
 		m := newMachine(ours(), usual)
 		for _, args := range []string{"gc --older -1s", "explain nobody", "test nobody", "why last",
 			"watch --every 1ms", "trace http", "reapply nobody --bogus"} {
@@ -179,8 +179,8 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 		}
 	})
 
-	It("says when it needs root", func() {
-		nstest.Need("realroot") // another user exists
+	It("says that a command needs root", func() {
+		nstest.Need("realroot") // another user ID is mapped
 		nstest.NeedProgram("setpriv")
 		m := newMachine(ours(), usual)
 		m.Cmd("cp", nstest.Build("hawser"), "/run/tool")
@@ -198,7 +198,7 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 		}
 	})
 
-	It("ends no command halfway when no process reads its output", func() {
+	It("completes its work when no process reads its output", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
 		for _, command := range []string{"reapply", "gc --yes", "diags /etc/cni/net.d/diags.tar", "ls", "watch"} {
@@ -209,21 +209,21 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
 	})
 
-	It("completes no names of files where it takes none", func() {
+	It("completes file names only where it accepts files", func() {
 		m := newMachine(ours(), usual)
 		Expect(m.hawser("__complete", "why", "").Stdout).To(Equal(":4\n"))
 		Expect(m.hawser("__complete", "check", "").Stdout).To(Equal(":0\n"))
 	})
 })
 
-// raw is what no terminal may get: an escape sequence, one of C1, and characters that change the direction of a text.
+// raw must reach no terminal: escape sequences of C0 and C1, and a character that reverses the text.
 const raw = "\x1b[31m\u009b1m\u202eX"
 
-// isRaw tells such characters.
+// isRaw reports whether a character must not reach a terminal.
 func isRaw(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }
 
 var _ = Describe("what the tool prints", Label("tool-quote"), func() {
-	// hostile is a node on which everything that others choose has such characters.
+	// hostile is a node on which each text of another program contains such characters.
 	hostile := func() *machine {
 		GinkgoHelper()
 		bin := GinkgoT().TempDir()
@@ -251,7 +251,7 @@ var _ = Describe("what the tool prints", Label("tool-quote"), func() {
 		return m
 	}
 
-	It("quotes text of other programs, and JSON stays JSON", func() {
+	It("quotes the text of other programs, and is still valid JSON", func() {
 		m := hostile()
 		seen := ""
 		for _, line := range []string{"ls", "why last", "why c3", "why nobody" + raw, "explain", "explain 8080",
@@ -279,8 +279,8 @@ var _ = Describe("what the tool prints", Label("tool-quote"), func() {
 	})
 })
 
-// The session of docs/troubleshooting.md is one of this node: web-1 wants the host port of web-0, and another program
-// flushes the rules.
+// The session of docs/troubleshooting.md comes from this node: web-1 requests the host port of web-0, and another
+// program flushes the rules.
 var _ = It("prints what docs/troubleshooting.md shows", Label("tool-readme"), func() {
 	m := newMachine(ours(), usual)
 	m.up(newPod("c0ffee01", "web-0", hostPort(8080, 80)))
@@ -312,8 +312,8 @@ var _ = It("prints what docs/troubleshooting.md shows", Label("tool-readme"), fu
 
 func binDir() string { return strings.TrimSuffix(nstest.Build("hawser"), "/hawser") }
 
-// readOnly makes the calling thread, and what it starts, unable to change a file system: each call that would is
-// refused. What reaches the kernel by netlink is compared instead.
+// readOnly prevents the calling thread, and what it starts, from changing a file system: such calls fail. What netlink
+// changes in the kernel is compared instead.
 func readOnly() {
 	GinkgoHelper()
 	for _, mode := range []uint32{unix.O_WRONLY, unix.O_RDWR} {
@@ -328,7 +328,7 @@ func readOnly() {
 	}
 }
 
-// changesNothing runs the tool, and compares what the kernel and the node's directories have.
+// changesNothing runs the tool, and compares the state of the kernel and the node's directories before and after.
 func (m *machine) changesNothing(args ...string) nstest.Output {
 	GinkgoHelper()
 	before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
@@ -337,7 +337,7 @@ func (m *machine) changesNothing(args ...string) nstest.Output {
 	return out
 }
 
-// onlyLooks runs the tool where it cannot write, too.
+// onlyLooks runs the tool with and without write access, and compares.
 func (m *machine) onlyLooks(args ...string) {
 	GinkgoHelper()
 	before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
@@ -361,8 +361,8 @@ var _ = It("a command that only reads works without write access", Label("tool-r
 	}
 })
 
-// There it runs iptables, for which os/exec opens /dev/null.
-var _ = It("it changes nothing on a node of the reference either", Label("tool-read-only", "slow"), func() {
+// Not by onlyLooks: there the tool runs iptables, for which os/exec opens /dev/null for writing.
+var _ = It("such a command changes nothing on a node of the reference either", Label("tool-read-only", "slow"), func() {
 	nstest.Need("iptables")
 	tuned := strings.Replace(usual, `{"type": "firewall"}`, `{"type": "firewall"}, {"type": "tuning", "mtu": 1400},
 		{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000}, {"type": "sbr"}`, 1)

@@ -20,7 +20,7 @@ type traced struct {
 	Verdict, In, Out                  string
 }
 
-// trace runs the tool, and repeats traffic to a host port until the tool has ended.
+// trace runs the tool, and repeats the traffic until the tool has ended.
 func (m *machine) trace(traffic func(), args ...string) (out nstest.Output) {
 	GinkgoHelper()
 	done := make(chan nstest.Output, 1)
@@ -53,7 +53,7 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 	const drops = "add table inet admin; add chain inet admin no { type filter hook forward priority 5; policy drop; }"
 	knock := func() { _, _ = outside.AskWithin(nstest.Patience(200e6), "tcp4", "192.0.2.1:8080") }
 
-	It("shows which rules of anybody a packet meets, and what they do with it", func() {
+	It("shows each rule, of any program, that a packet meets, and the rule's verdict", func() {
 		m.Cmd("nft", drops)
 		var steps []traced
 		out := m.trace(knock, "8080", "--for", "1m", "--packets", "1", "--json")
@@ -65,22 +65,22 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 			And(HaveField("Table", "inet admin"), HaveField("Chain", "no"), HaveField("Verdict", "drop"))))
 	})
 
-	It("says where a packet was dropped, and when none was", func() {
+	It("names the rule that dropped a packet, or says that none did", func() {
 		says := func(of string) string { return m.trace(knock, of, "--for", "2s").Stdout }
-		// On a busy machine the packet may come when the time is over.
+		// On a busy machine the packet may arrive after the trace.
 		Eventually(says).WithArguments("192.0.2.1:8080").Should(HaveSuffix("no rule dropped a packet\n"))
 		m.Cmd("nft", drops)
 		Eventually(says).WithArguments("8080").Should(ContainSubstring(
 			"was dropped by inet admin, chain no (nft -a list chain inet admin no)"))
 	})
 
-	It("prints no name of an interface raw", Label("tool-quote"), func() {
+	It("quotes the names of interfaces", Label("tool-quote"), func() {
 		m.Cmd("ip", "link", "set", "cni0", "name", "c\x1b[31mX")
 		out := m.trace(knock, "8080", "--for", "1m", "--packets", "1")
 		Expect(out.Stdout).To(And(ContainSubstring(`to c\u001b[31mX`), Not(ContainSubstring("\x1b"))), out.Stderr)
 	})
 
-	It("ends after so many packets, and fails when there are none", func() {
+	It("ends after --packets packets, and fails if there are none", func() {
 		out := m.trace(knock, "8080", "--for", "1m", "--packets", "1")
 		Expect(out.Exit).To(BeZero())
 		out = m.trace(func() {}, "8081", "--for", "300ms")
@@ -90,7 +90,7 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, "[]\n"}))
 	})
 
-	It("follows one flow alone", func() {
+	It("follows only the given flow", func() {
 		flow := func(args ...string) int {
 			GinkgoHelper()
 			return m.trace(knock, append([]string{"192.0.2.1:8080"}, args...)...).Exit
@@ -103,7 +103,7 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Expect(flow("--from", addr+":1", "--for", "1s")).To(Equal(1))
 	})
 
-	It("prints what it has when it is told to end, and says that another one runs", func() {
+	It("prints what it has when a signal ends it, and refuses to run twice", func() {
 		tracing, said := traces()
 		Expect(m.hawser("trace", "8080").Stderr).To(HavePrefix("hawser: another hawser trace is running on this node"))
 		Eventually(func() string { knock(); return said() }).Should(ContainSubstring("packet 1:"))
@@ -112,15 +112,15 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Expect(said()).To(HaveSuffix("no rule dropped a packet\n"))
 	})
 
-	It("writes JSON of what it has when it is told to end", func() {
+	It("writes what it has as JSON when a signal ends it", func() {
 		tracing, said := traces("--json")
 		knock()
-		// The kernel tells of a packet before its answer is sent.
+		// The kernel reports a packet before the answer is sent.
 		Expect(tracing.Process.Signal(syscall.SIGINT)).To(Succeed())
 		ended := tracing.Wait()
 		var steps []traced
 		Expect(json.Unmarshal([]byte(said()), &steps)).To(Succeed())
-		Expect(ended == nil).To(Equal(len(steps) > 0), "without a packet it fails")
+		Expect(ended == nil).To(Equal(len(steps) > 0), "it fails only without a packet")
 	})
 
 	It("leaves nothing when it is killed", func() {
@@ -135,10 +135,10 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Expect(out.Exit).To(Equal(1))
 		Expect(out.Stderr).To(ContainSubstring(says))
 	},
-		Entry("what is no port", "http", `"http" is not an address, a port between 1 and 65535, or ADDRESS:PORT`),
-		Entry("port 0", "0", "is not an address, a port"), Entry("a name", "host:80", `"host" is not an address`),
-		Entry("two families", "10.1.0.1", "fd00::1 and 10.1.0.1 are of different address families",
+		Entry("a word", "http", `"http" is not an address, a port between 1 and 65535, or ADDRESS:PORT`),
+		Entry("port 0", "0", "is not an address, a port"), Entry("a host name", "host:80", `"host" is not an address`),
+		Entry("addresses of two families", "10.1.0.1", "fd00::1 and 10.1.0.1 are of different address families",
 			"--from", "fd00::1"),
 		Entry("a port of icmp", "80", "icmp has no ports", "--protocol", "icmp"),
-		Entry("a protocol", "80", `"gre" is not one of tcp, udp`, "--protocol", "gre"))
+		Entry("an unknown protocol", "80", `"gre" is not one of tcp, udp`, "--protocol", "gre"))
 })

@@ -16,7 +16,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// watches starts watch with a pass each hour, and waits until it listens. said returns what it has printed so far.
+// watches starts watch with hourly passes, and waits until it listens. said returns what it has printed so far.
 func (m *machine) watches(options ...string) (said func() string) {
 	GinkgoHelper()
 	_, said = m.starts(append([]string{"watch", "--every", "1h"}, options...)...)
@@ -31,7 +31,7 @@ func (m *machine) listens() {
 		MatchRegexp(`(?m)^\S+ +12 +\d+ +0*40 `))
 }
 
-// rules are those of the node, but the tool's own, in any order.
+// rules returns the sorted rules of the node, without the tool's own table.
 func (m *machine) rules() []string {
 	GinkgoHelper()
 	own := regexp.MustCompile(`(?ms)^table inet hawser_watch .*?^\}\n+`)
@@ -39,8 +39,8 @@ func (m *machine) rules() []string {
 }
 
 var _ = Describe("hawser watch", Label("tool-watch"), func() {
-	It("makes again what is flushed, removes what nobody needs, writes metrics, and ends on SIGTERM", func() {
-		// gc knows containers by addresses, too: nobody else's.
+	It("restores flushed rules, removes orphans, writes metrics, and ends on SIGTERM", func() {
+		// gc also recognizes containers by addresses, so no other spec uses these.
 		m := newMachine(ours(), strings.ReplaceAll(usual, "10.88.0", "10.77.4"))
 		outside := nstest.NewOutside(m.Host)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80))).Serve("tcp4", ":80")
@@ -65,7 +65,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		Expect(watching.Wait()).To(Succeed())
 	})
 
-	It("leaves the metrics of the last pass when it is told to end during the next one", func() {
+	It("keeps the metrics of the last pass if a signal ends it during the next one", func() {
 		g := newGCNode(ours(), "10.77.3")
 		asked, slow := g.bin+"/asked", g.bin+"/slow"
 		g.Cmd("mkdir", "/var/lib/cni/cluster-local") // so that each pass runs this plugin
@@ -85,7 +85,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		Expect(metrics()).To(Equal(whole))
 	})
 
-	It("makes again at once, not only each some minutes", func() {
+	It("restores rules immediately, not only in the next pass", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		whole := m.rules()
@@ -105,10 +105,10 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 			nstest.Build("hawser"), "watch", "--every", "1h"}})
 		Expect(said.Exit).To(Equal(1))
 		Expect(said.Stderr).To(ContainSubstring("netfilter socket: operation not permitted"))
-		Expect(said.Stdout).NotTo(ContainSubstring("99-bad"), "what a pass finds")
+		Expect(said.Stdout).NotTo(ContainSubstring("99-bad"), "the output of a pass")
 	})
 
-	It("keeps a connection on which something is sent while all rules are gone", func() {
+	It("keeps a connection that sends data while all rules are missing", func() {
 		nstest.Need("nft-owner")
 		m := newMachine(ours(), usual)
 		conn := m.download(m.up(newPod("c1", "web-0", hostPort(8080, 80))), "8080")
@@ -121,7 +121,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		}
 	})
 
-	It("says so where another one keeps connections already", func() {
+	It("reports that another watch already keeps connections", func() {
 		nstest.Need("nft-owner")
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
@@ -134,7 +134,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		Expect(strings.Count(said(), "do not survive")).To(Equal(1))
 	})
 
-	It("does not wait for a runtime's answer, neither to make again nor to end", func() {
+	It("waits for no runtime's answer, neither to restore rules nor to end", func() {
 		g := newGCNode(ours(), "10.77.1")
 		g.runtime()
 		g.program("crictl", "echo asked >"+g.bin+"/asked; exec sleep 60")
@@ -157,7 +157,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		Eventually(takes).Should(BeNumerically("<", 9*time.Second))
 	})
 
-	It("repairs less and less often what somebody deletes each time, but a whole table's loss at once", func() {
+	It("repairs less and less often what is deleted each time, but the loss of a whole table immediately", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
 		said := m.watches()
@@ -169,7 +169,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 			return time.Since(since)
 		}
 		slow := nstest.Patience(1500 * time.Millisecond)
-		Eventually(func() time.Duration { // a machine may be busy at one of them
+		Eventually(func() time.Duration { // the machine may be busy during one attempt
 			Eventually(func() time.Duration {
 				return takes("flush chain inet hawser masq_v2")
 			}).Should(BeNumerically(">", slow))
@@ -177,7 +177,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		}).Should(BeNumerically("<", slow))
 	})
 
-	It("tries again what it could not repair, although nothing more is deleted", func() {
+	It("retries a failed repair, although nothing more is deleted", func() {
 		m := newMachine(ours(), usual)
 		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		whole := m.rules()
@@ -191,9 +191,9 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		Eventually(m.rules).Should(Equal(whole))
 	})
 
-	It("has a unit that systemd takes, whose capabilities are enough", func() {
+	It("has a unit that systemd accepts, with sufficient capabilities", func() {
 		const file = "../../scripts/release/hawser-watch.service"
-		// gc knows containers by addresses, too: nobody else's.
+		// gc also recognizes containers by addresses, so no other spec uses these.
 		m := newMachine(ours(), strings.ReplaceAll(usual, "10.88.0", "10.77.2"))
 		unit := string(nstest.Must(os.ReadFile(file)))
 		key := func(name string) string {
@@ -212,7 +212,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		gone := m.up(newPod("c2", "web-1"))
 		gone.Unpin()
 		links := func() string { return m.Cmd("ip", "-br", "link", "show", "type", "veth") }
-		Eventually(links).Should(MatchRegexp(`\A.+\n\z`), "gc looks once here, and takes nobody who lives")
+		Eventually(links).Should(MatchRegexp(`\A.+\n\z`), "only one link is left, so one gc suffices")
 		set := strings.NewReplacer("CAP_", "+", " ", ",").Replace(key("CapabilityBoundingSet"))
 		args := []string{"--no-new-privs", "--bounding-set", "-all," + strings.ToLower(set)}
 		args = append(append(args, strings.Fields(key("ExecStart"))...), "--older", "0s")

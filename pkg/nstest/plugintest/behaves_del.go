@@ -560,7 +560,7 @@ func (l *life) second() {
 		Expect(Names(l.live.Host, "")).To(Equal([]string{"moved"}))
 	})
 
-	DescribeTable("when it is the second of a live attachment, whose record is", Label("add-twice"), func(spoil string) {
+	DescribeTable("when it is the second of an attachment whose record is", Label("add-twice"), func(spoil string) {
 		inside := l.live.Snapshot()
 		l.Cmd("sh", "-c", spoil)
 		l.Fails(Call{Command: "ADD", ID: "live", Netns: l.live.Path, Conf: l.conf()}, cni.CodeExists)
