@@ -212,7 +212,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		m.Cmd("sh", "-c", "nft flush ruleset; echo { >/var/lib/cni/results/x")
 		watching, said := m.starts("watch", "--every", "1s", "--file", "/run/x.prom")
 		pass := func() string { return m.Cmd("sh", "-c", "stat -c %i.%Z /run/x.prom || true") }
-		once := []string{"bridge: created by the reference plugin", "damaged: ", "metrics: "}
+		once := []string{"bridge: cannot be restored: the reference plugin", "damaged: ", "metrics: "}
 		for _, what := range once {
 			Eventually(said).Should(ContainSubstring(what))
 		}
@@ -235,7 +235,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		out := m.hawser("reapply", "c1c1")
 		Expect(out.Exit).To(Equal(1))
 		for _, plugin := range []string{"bridge", "portmap", "firewall"} {
-			Expect(out.Stderr).To(ContainSubstring(plugin + ": created by the reference plugin"))
+			Expect(out.Stderr).To(ContainSubstring(plugin + ": cannot be restored: the reference plugin"))
 		}
 		Expect(m.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 	})
