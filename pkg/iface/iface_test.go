@@ -164,7 +164,7 @@ var _ = Describe("Raise and Configure", func() {
 
 		err := c.configure(withRoutes(result(), via("0.0.0.0/0", "192.0.2.1")))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
-		Expect(err).To(MatchError(HavePrefix("ipam: gateway 192.0.2.1 of route 0.0.0.0/0 is in no subnet")))
+		Expect(err).To(MatchError(HavePrefix("ipam: gateway 192.0.2.1 of route 0.0.0.0/0 cannot be reached")))
 	})
 
 	DescribeTable("makes routes as the result has them", func(want []string, routes ...cni.Route) {
