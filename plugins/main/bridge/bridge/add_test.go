@@ -463,7 +463,7 @@ var _ = Describe("traffic", func() {
 		Expect(IP(neighbour.Host, "neigh")).To(ContainSubstring("10.1.0.2 "),
 			"the neighbour remembers the old MAC address")
 		next := Show(w.Attach("next", c, addrs...).Host, "eth0").Address
-		// ADD announces the address, so that the neighbour need not send a packet.
+		// ADD announces the address, so that the neighbor need not send a packet.
 		Eventually(func() string { return IP(neighbour.Host, "neigh") }).Should(And(
 			ContainSubstring("10.1.0.2 dev eth0 lladdr "+next),
 			ContainSubstring("2001:db8:1::2 dev eth0 lladdr "+next)))
