@@ -428,13 +428,12 @@ func (c *Conn) RestoreWhole(link int, r RouteCopy) (isFound bool, err error) {
 	var left []RouteCopy
 	hasObject := false
 	for _, o := range routes {
+		if !o.HasSameKey(r) {
+			continue
+		}
+		hasObject = hasObject || o.usesObject
 		isLeft := func(index int) bool { return index != link && slices.Contains(o.Links(), index) }
-		want, ok := r.withHops(isLeft)
-		switch {
-		case !o.HasSameKey(r):
-		case o.usesObject:
-			hasObject = true
-		case ok && o.Equal(want):
+		if want, ok := r.withHops(isLeft); ok && !o.usesObject && o.Equal(want) {
 			left = append(left, o)
 		}
 	}
